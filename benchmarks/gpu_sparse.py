@@ -431,7 +431,7 @@ def teams(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def eigenvalues(options: argparse.Namespace) -> list[dict[str, Any]]:
     """λ of large fields, on the host and on the device."""
-    from proxfield.core.engines.cache import program_for
+    from proxfield.core.engines.registry import program_for
     from proxfield.core.solve import curvature as module
     from proxfield.core.solve.curvature import Curvature
 

@@ -168,7 +168,7 @@ class Result:
     """A labelling that the search came across, in the lowered field's numbering: one of finite
     energy for fields with hard constraints, else one of low energy; see ``map_labels``."""
     kernels: str = "cpu"
-    """The kernel set, and its device, that found it; ``map_labels`` is computed there too."""
+    """The engine, and its device, that found it; ``map_labels`` is computed there too."""
     best: Ints | None = None
     """The most probable label of each variable, where that was found along with q."""
     modes: tuple[Mode, ...] = ()

@@ -18,7 +18,7 @@ from proxfield.errors import InputError, shown
 LARGE_GRID = 360
 """Side of a binary grid that is iterated on several threads."""
 LARGE_GENERAL_GRID = 230
-"""The same with three labels."""
+"""Side of a grid of three labels that is iterated on several threads."""
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ import pytest
 
 import proxfield as pf
 from helpers import grid_edges
-from proxfield.core.engines import cache
-from proxfield.core.engines.cache import program_for
+from proxfield.core.engines import registry
+from proxfield.core.engines.registry import program_for
+from proxfield.core.lowering import lowered
 
 
 def field(rows: int = 5) -> pf.Field:
@@ -27,13 +28,13 @@ def field(rows: int = 5) -> pf.Field:
 
 def test_one_inference_makes_one_program_per_type(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[Any, ...]] = []
-    plain = cache.compile_program
+    plain = registry.compile_program
 
     def count(lowered: Any, *args: Any) -> Any:
         made.append(args)
         return plain(lowered, *args)
 
-    monkeypatch.setattr(cache, "compile_program", count)
+    monkeypatch.setattr(registry, "compile_program", count)
     given = field()
     result = pf.infer(given, "fixed", dtype="float32")
     assert np.isfinite(result.map_energy)
@@ -75,12 +76,12 @@ def test_programs_are_not_pickled_with_the_field() -> None:
     lowered = given.lower()
     program_for(lowered)
     again = pickle.loads(pickle.dumps(lowered))
-    assert not vars(again)["_programs"].used
+    assert not again.programs.used
     np.testing.assert_array_equal(again.unary, lowered.unary)
 
 
 def test_large_programs_are_kept_only_while_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "KEPT_BYTES", 0)
+    monkeypatch.setattr(registry, "KEPT_BYTES", 0)
     lowered = field().lower()
     program = program_for(lowered)
     assert program_for(lowered) is program
@@ -91,8 +92,8 @@ def test_large_programs_are_kept_only_while_they_are_used(monkeypatch: pytest.Mo
 
 
 def test_few_programs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "MAX_KEPT", 2)
-    lowered = field().lower()
+    monkeypatch.setattr(lowered, "MAX_KEPT", 2)
+    low = field().lower()
     for threads in (1, 2, 3):
-        program_for(lowered, threads=threads)
-    assert len(vars(lowered)["_programs"].kept) == 2
+        program_for(low, threads=threads)
+    assert len(low.programs.kept) == 2

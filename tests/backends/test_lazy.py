@@ -16,8 +16,7 @@ import pytest
 
 import proxfield as pf
 from proxfield.core.compiled import jit
-from proxfield.core.compiled.components import label_components
-from proxfield.core.compiled.forests import induced_forest
+from proxfield.core.compiled.graphs import induced_forest, label_components
 from proxfield.core.engines import lazy
 from proxfield.core.engines.base import Rows
 from proxfield.core.engines.reference import ReferenceProgram

@@ -110,7 +110,7 @@ def test_warm_up_leaves_the_start_alone_and_happens_once(
 ) -> None:
     from proxfield.core.engines import base
 
-    monkeypatch.setattr(base, "WARM", set())
+    monkeypatch.setattr(base.Program, "warm", set())
     program = compile_program(repulsive_grid(4).lower(), kernels)
     start = np.full(32, 0.5)
     program.warm_up_chains(start)

@@ -19,7 +19,7 @@ from proxfield.cli.main import cli
 from proxfield.cli.progress import Display
 from proxfield.core.compiled import jit
 from proxfield.core.compiled.simd_choice import choose
-from proxfield.core.engines.certified import damping_for
+from proxfield.core.engines.plan import damping_for
 from proxfield.core.solve.curvature import Curvature
 from proxfield.io import format_model
 
@@ -162,7 +162,7 @@ def test_compilation_is_announced_once_in_a_command(
         notify("compiling kernels…")
         yield
 
-    monkeypatch.setattr("proxfield.core.compiled.jit.when_compiling", compile_at_once)
+    monkeypatch.setattr("proxfield.core.compiled.notice.when_compiling", compile_at_once)
     with Display() as display:
         for _ in range(3):
             with display.announcing_compilation():

@@ -10,7 +10,7 @@ import numba
 import pytest
 from numba.core import event
 
-from proxfield.core.compiled.collection import Pause
+from proxfield.core.compiled.notice import Pause
 
 
 @pytest.fixture(autouse=True)

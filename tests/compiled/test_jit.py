@@ -19,13 +19,13 @@ from platformdirs.macos import MacOS
 from platformdirs.unix import Unix
 
 import proxfield
-from proxfield.core.compiled import jit, shared
+from proxfield.core.compiled import jit, notice, shared
 
 COLOR_A_TRIANGLE = """
 import warnings
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    from proxfield.core.compiled.coloring import greedy_colors
+    from proxfield.core.compiled.graphs import greedy_colors
     import numpy as np
     row, column = np.array([0, 2, 4, 6]), np.array([1, 2, 0, 2, 0, 1], dtype=np.int32)
     print(greedy_colors(row, column).tolist())
@@ -204,6 +204,7 @@ def test_kernels_are_copied_where_there_are_no_links(
         "people/numba/occupancy_kernels.py",
         "people/numba/__init__.py",
         "core/engines/plan.py",
+        "core/engines/triton/sweeps/sweep_levels.py",
     ],
 )
 def test_cache_folder_depends_on_every_source(
@@ -224,12 +225,14 @@ def test_cache_folder_depends_on_every_source(
 def test_sources_hold_every_kernel() -> None:
     """A kernel elsewhere would stay in the cache when a function that it calls is edited."""
     package = Path(proxfield.__file__).parent
-    decorated = re.compile(r"^@(kernel|parallel_kernel|inlined|embedded|exact)$", re.MULTILINE)
-    alone = {"core/engines/triton/sweeps/sweep_levels.py"}  # calls no compiled function
+    sources = jit.kernel_sources(package)
+    used = re.compile(r"^from proxfield.core.compiled.jit import (.*?\)|.*)$", re.M | re.S)
+    makers = {"kernel", "parallel_kernel", "integer_kernel", *jit.DECORATORS}
     for path in package.rglob("*.py"):
-        name = path.relative_to(package)
-        if decorated.search(path.read_text(encoding="utf-8")) and name.as_posix() not in alone:
-            assert any(name.match(pattern) for pattern in jit.SOURCES), name
+        for names in used.findall(path.read_text(encoding="utf-8").partition("\n\n\n")[0]):
+            if makers & set(re.findall(r"\w+", names)):
+                assert path in sources, path
+    assert len(sources) < 80, "most edits leave the cache as it is"
 
 
 def test_cache_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -259,11 +262,11 @@ def test_compiling_is_announced_once() -> None:
     def double(x: float) -> float:
         return 2 * x
 
-    with jit.when_compiling(lambda text: calls.append(1)):
+    with notice.when_compiling(lambda text: calls.append(1)):
         double(1.0)
         double(np.float32(1.0))
     assert calls == [1]
-    with jit.when_compiling(lambda text: calls.append(2)):
+    with notice.when_compiling(lambda text: calls.append(2)):
         double(2.0)
     assert calls == [1]
     double(1)  # nobody listens any more

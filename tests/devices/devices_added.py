@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from proxfield.core.devices.base import Device, Found
+from proxfield.core.devices.base import Device, FoundDevice
 from proxfield.errors import InputError
 
 ADDED = f"{__name__}:AddedDevice"
@@ -29,5 +29,5 @@ class AddedDevice(Device):
     def has_double(self) -> bool:
         return False
 
-    def list_all(self) -> list[Found]:
-        return [Found(f"Added {k}", 1 << 30) for k in range(2)]
+    def list_all(self) -> list[FoundDevice]:
+        return [FoundDevice(f"Added {k}", 1 << 30) for k in range(2)]

@@ -12,12 +12,10 @@ from devices_added import ADDED, AddedDevice
 
 import proxfield as pf
 from proxfield.cli.doctor import graphics
-from proxfield.core.devices import cuda, other, pytorch
-from proxfield.core.devices.base import Device
-from proxfield.core.devices.cpu import CpuDevice
+from proxfield.core.devices import cuda, pytorch
+from proxfield.core.devices.base import DEVICES, CpuDevice, Device, find
 from proxfield.core.devices.cuda import CudaDevice
-from proxfield.core.devices.registry import DEVICES, find
-from proxfield.core.engines.registry import ALL_KERNELS, placed
+from proxfield.core.engines.registry import ALL_ENGINES, placed
 from proxfield.core.solve.request import choose_kernels
 
 
@@ -58,8 +56,8 @@ def test_what_a_kind_says_of_itself(kind: str) -> None:
     assert isinstance(device, Device)
     assert device.kind == device.name == kind
     assert device.dtype in ("float32", "float64")
-    assert set(device.kernel_sets) <= ALL_KERNELS.keys()
-    assert str(placed(str(placed(device.kernel_sets[0])))) == device.kernel_sets[0]
+    assert set(device.engines) <= ALL_ENGINES.keys()
+    assert str(placed(str(placed(device.engines[0])))) == device.engines[0]
 
 
 def test_the_host() -> None:
@@ -153,7 +151,7 @@ def test_a_device_that_torch_lacks(with_torch: Callable[..., None]) -> None:
     with_torch(create)
     line = refusal(choose_kernels, "xpu", "torch", None)
     assert line == "device 'xpu': torch can't use it (Torch not compiled with XPU enabled)"
-    assert not other.OtherDevice("xpu").available
+    assert not pytorch.OtherDevice("xpu").available
 
 
 def test_a_device_without_float64(with_torch: Callable[..., None]) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from proxfield.core.engines.certified import damping_for
-from proxfield.core.filters.bounds import kernel_range, product_range
+from proxfield.core.engines.plan import damping_for
+from proxfield.core.filters.operator import kernel_range, product_range
 
 TABLES = {
     "potts": -2.0 * np.eye(3),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import proxfield as pf
-from proxfield.core.filters.reference import lattice_matrix
+from lattice_reference import lattice_matrix
 
 
 def points(n: int = 40, d: int = 3, seed: int = 0) -> Any:

@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 
 from helpers import Array
-from proxfield.core.compiled.jit import max_threads, thread_count
-from proxfield.core.filters import FILTERS, choose, make_filter
-from proxfield.core.filters.exact import ExactFilter
-from proxfield.core.filters.geometry import COARSE, SEPARABLE, STAR, Blur
-from proxfield.core.filters.lattice import CHANNELS, LatticeFilter, image_width
-from proxfield.core.filters.numba.lattice import CHUNK, RUN, make_chunks
-from proxfield.core.filters.reference import (
+from lattice_reference import (
     axis_blur,
     lattice_factors,
     lattice_matrix,
     simplices,
     suitable_blur,
 )
+from proxfield.core.compiled.jit import max_threads, thread_count
+from proxfield.core.filters import FILTERS, choose, make_filter
+from proxfield.core.filters.exact import ExactFilter
+from proxfield.core.filters.geometry import COARSE, SEPARABLE, STAR, Blur
+from proxfield.core.filters.lattice import CHANNELS, LatticeFilter, image_width
+from proxfield.core.filters.numba.lattice import CHUNK, RUN, make_chunks
 from proxfield.errors import InputError
 
 BLUR = pytest.mark.parametrize("blur", [SEPARABLE, COARSE, STAR], ids=lambda blur: blur.name)

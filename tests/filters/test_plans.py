@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from lattice_reference import lattice_matrix
 from proxfield.core.filters.exact import ExactFilter
 from proxfield.core.filters.lattice import LatticeFilter
 from proxfield.core.filters.operator import NORMALIZATIONS, Operator
 from proxfield.core.filters.plan import SMALLEST_MASS, Plan
-from proxfield.core.filters.reference import lattice_matrix
 from proxfield.errors import UnsupportedError
 
 try:

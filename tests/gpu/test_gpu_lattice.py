@@ -16,8 +16,8 @@ from device_terms import (
     torch,
 )
 
+from lattice_reference import lattice_factors, lattice_matrix, suitable_blur
 from proxfield.core.filters.geometry import COARSE, SEPARABLE, STAR, Blur
-from proxfield.core.filters.reference import lattice_factors, lattice_matrix, suitable_blur
 from proxfield.core.filters.torch.lattice import DeviceLattice
 from proxfield.core.filters.triton import lattice_build, segments
 from proxfield.core.filters.triton.lattice import LatticePlan

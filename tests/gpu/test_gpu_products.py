@@ -9,7 +9,7 @@ import pytest
 from triton_setup import direct, indirect, run_interpreted
 
 import proxfield as pf
-from proxfield.core.engines.cache import program_for
+from proxfield.core.engines.registry import program_for
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.solve import curvature as module
 from proxfield.core.solve.curvature import Curvature

@@ -469,13 +469,13 @@ def test_warming_up_is_left_out_only_where_kernels_are_the_same(
     """Grids of several sizes and plans with one step or several: each is another kind."""
     from proxfield.core.engines import base
 
-    monkeypatch.setattr(base, "WARM", set())
+    monkeypatch.setattr(base.Program, "warm", set())
 
     def kinds(n: int, flat: bool, seed: int = 0, trace: bool = True) -> int:
         program = program_of(grid(n, n, seed=seed).lower())
         start = program.start(np.full(2 * n * n, 0.5))
         program.warm_up(plan_of(Kind.PROXIMAL, n * n, flat=flat), start, trace)
-        return len(base.WARM)
+        return len(base.Program.warm)
 
     assert [kinds(4, True), kinds(4, False), kinds(20, True)] == [1, 2, 3]
     assert [kinds(4, True, seed=5), kinds(4, True, trace=False)] == [3, 4]

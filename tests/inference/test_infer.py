@@ -605,8 +605,8 @@ def test_kernel_sets_are_the_ones_tested() -> None:
     from proxfield.core import engines
 
     suites = Path(__file__).parents[1] / "gpu/run_all.py"  # the sets that need torch
-    there = [name for name in engines.KERNELS if f"reference,{name}" in suites.read_text()]
-    assert {*KERNELS, *there} == set(engines.KERNELS)
+    there = [name for name in engines.ENGINES if f"reference,{name}" in suites.read_text()]
+    assert {*KERNELS, *there} == set(engines.ENGINES)
 
 
 @pytest.mark.parametrize("rule", ["fixed", "sweep", "adhoc", "auto"])

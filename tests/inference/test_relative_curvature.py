@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import proxfield as pf
-from proxfield.core.engines.certified import damping_for, relative_damping
+from proxfield.core.engines.plan import damping_for, relative_damping
 from proxfield.core.solve.curvature import Curvature
 from scenes import random_scene
 

@@ -96,7 +96,7 @@ STEPS = [
 BOUNDS = [
     Mutant(
         "certified-damping-too-small",
-        "core/engines/certified.py",
+        "core/engines/plan.py",
         "(curvature / 4 - 0.5)",
         "(curvature / 4 - 1.0)",
         "properties/test_curvature.py::test_steps",
@@ -159,7 +159,7 @@ BOUNDS = [
     ),
     Mutant(
         "kernel-range-forgets-the-self-message",
-        "core/filters/bounds.py",
+        "core/filters/operator.py",
         "return low - xp.amax(self_weights, -1), high",
         "return low, high",
         "terms/test_gaussian.py::test_bounds_hold_against_the_dense_hessian",

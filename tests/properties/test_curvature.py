@@ -18,7 +18,7 @@ from helpers import (
     random_marginals,
     repulsive_grid,
 )
-from proxfield.core.engines.certified import damping_for
+from proxfield.core.engines.plan import damping_for
 from proxfield.core.solve.curvature import MAX_DENSE_SIZE, Curvature
 from proxfield.core.terms.factor import small_block_norms, spectral_norms
 

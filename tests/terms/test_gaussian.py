@@ -11,9 +11,9 @@ import pytest
 
 import proxfield as pf
 from helpers import Array, exact_hessian, explicit_tables, projected, random_marginals
+from lattice_reference import lattice_matrix
 from proxfield.core.compiled.jit import thread_count
 from proxfield.core.filters.exact import ExactFilter
-from proxfield.core.filters.reference import lattice_matrix
 from proxfield.core.solve.curvature import Curvature
 from proxfield.core.terms.base import Layout
 from proxfield.core.terms.gaussian import NORMALIZATIONS

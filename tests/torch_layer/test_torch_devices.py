@@ -10,7 +10,7 @@ import pytest
 
 import proxfield as pf
 from proxfield import generate
-from proxfield.core.devices.registry import DEVICES
+from proxfield.core.devices.base import DEVICES
 
 sys.path.append(str(Path(__file__).parents[1] / "devices"))
 from devices_added import ADDED

@@ -369,7 +369,7 @@ def _do_exact(task: Task, field: Field, settings: Settings) -> Record:
 
 def _do_curvature(task: Task, field: Field, settings: Settings) -> Record:
     """The paper's d = L and the certified d."""
-    from proxfield.core.engines.certified import damping_for
+    from proxfield.core.engines.plan import damping_for
     from proxfield.core.solve.curvature import Curvature
 
     curvature = Curvature(field.lower(), field)

@@ -114,7 +114,7 @@ def memory() -> int | None:
 
 def graphics() -> Record:
     """The GPUs that can be used, or why there is none. Imports torch if it is installed."""
-    from proxfield.core.devices.registry import DEVICES, kind_of
+    from proxfield.core.devices.base import DEVICES, kind_of
 
     found = [list_devices(kind) for kind in DEVICES if kind_of(kind).separate]
     gpus = [gpu for listed, _ in found for gpu in listed]
@@ -124,7 +124,7 @@ def graphics() -> Record:
 
 def list_devices(kind: str) -> tuple[list[Record], str]:
     """The devices of a kind, or why there is none."""
-    from proxfield.core.devices.registry import find
+    from proxfield.core.devices.base import find
     from proxfield.errors import ProxfieldError
 
     try:

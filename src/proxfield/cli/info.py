@@ -120,7 +120,7 @@ def curvature(field: Field, lowered: Lowered) -> Record | None:
     """
     if lowered.infeasible:
         return None
-    from proxfield.core.engines.certified import damping_for
+    from proxfield.core.engines.plan import damping_for
     from proxfield.core.solve.curvature import Curvature
 
     c = Curvature(lowered, field)

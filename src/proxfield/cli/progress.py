@@ -69,7 +69,7 @@ class Display:
     @contextmanager
     def announcing_compilation(self) -> Iterator[None]:
         """Say so, once in a command, if kernels have to be compiled."""
-        from proxfield.core.compiled.jit import when_compiling
+        from proxfield.core.compiled.notice import when_compiling
 
         def notify(text: str) -> None:
             if not self._announced:

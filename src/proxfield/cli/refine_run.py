@@ -123,7 +123,7 @@ def has_relative_path(pair: Pair) -> bool:
 
 def on_gpu(work: Work) -> bool:
     """Whether images are computed on a device of their own, beside which the host is idle."""
-    from proxfield.core.devices.registry import find
+    from proxfield.core.devices.base import find
 
     return find(work.run["device"]).separate
 

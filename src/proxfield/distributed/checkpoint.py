@@ -25,7 +25,7 @@ INDEX = "checkpoint.json"
 
 
 SLOT = ("buffers", "spins", "board", "numbers", "u", "v")
-"""Tensors of a state of the kernel set cuda that say where it is."""
+"""Tensors of a state of the engine cuda that say where it is."""
 
 
 def is_tensor(value: object) -> bool:
@@ -90,7 +90,7 @@ def restore(state: State, arrays: dict[str, Any], values: dict[str, Any]) -> Non
 
 
 def restore_slot(held: Any, name: str, value: Any) -> None:
-    """Put a saved value into a state of the kernel set cuda."""
+    """Put a saved value into a state of the engine cuda."""
     torch: Any = import_module("torch")
     if isinstance(value, np.ndarray) and name != "pending":
         value = torch.from_numpy(value).to(held.slot.buffers.device)

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from proxfield.core.engines.base import Rows, State
 from proxfield.core.engines.plan import Plan, Update
-from proxfield.core.lowering.coloring import color_graph
 from proxfield.core.solve.history import Callback, Limits, Progress
 from proxfield.core.solve.loop import Loop, Run
 from proxfield.core.solve.problem import Judgement, Problem, Verdict
@@ -279,11 +278,11 @@ def shared_colors(part: Partition) -> tuple[Ints, Ints]:
     """
     transport = part.transport
     if part.whole is not None and part.owner is not None:
-        colors = color_graph(part.whole)
+        colors = part.whole.color()
         count = int(colors.max(initial=-1)) + 1
         mine = colors[part.owner[part.whole.reduction.free] == part.rank]
     else:
-        mine = color_graph(part.lowered)
+        mine = part.lowered.color()
         used = int(transport.reduce(np.array([float(mine.max(initial=-1))]), "max")[0]) + 1
         cut, late = part.cut, np.zeros(part.lowered.layout.n_vars, dtype=bool)
         width = len(cut.border)

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from proxfield.core.common.arrays import Array
 from proxfield.core.common.records import Record
-from proxfield.core.filters.points import Points
+from proxfield.core.filters.points import PixelPoints
 from proxfield.core.terms.gaussian import Gaussian
 from proxfield.errors import InputError, shown
 from proxfield.images.known import check_confidence
@@ -213,7 +213,7 @@ class DenseSettings:
         color = np.asarray(self.bilateral_color) * (color_range / self.color_range)
         return replace(self, bilateral_color=color.tolist(), color_range=None)
 
-    def term(self, features: ArrayLike | Points, weight: float) -> Gaussian:
+    def term(self, features: ArrayLike | PixelPoints, weight: float) -> Gaussian:
         """A term over some features as these settings want it."""
         return Gaussian(
             features,

@@ -58,7 +58,7 @@ def check(energies: NDArray[np.float32]) -> None:
         raise ValueError(f"variable {bad} has a unary energy of NaN or -inf, or +inf throughout")
 
 
-class Engine:
+class DenseUpdates:
     """One field, compiled, and its certified update.
 
     The step is the full one, the original's, wherever that can't oscillate (attractive

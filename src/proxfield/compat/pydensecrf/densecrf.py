@@ -133,7 +133,7 @@ class DenseCRF:
     _energies: NDArray[np.float32]  # (N, L)
     _finite: bool
     _pairwise: list[Gaussian]
-    _compiled: _engine.Engine | None
+    _compiled: _engine.DenseUpdates | None
 
     # ---- the model ----
 
@@ -215,9 +215,9 @@ class DenseCRF:
 
     # ---- inference ----
 
-    def _solver(self) -> _engine.Engine:
+    def _solver(self) -> _engine.DenseUpdates:
         if self._compiled is None:
-            self._compiled = _engine.Engine(self._energies, self._pairwise, self._finite)
+            self._compiled = _engine.DenseUpdates(self._energies, self._pairwise, self._finite)
         return self._compiled
 
     def inference(self, niter: int) -> MatrixXf:

@@ -2,8 +2,8 @@
 
 Compiled kernels are kept in a per-user folder, never in the install folder (which may be
 read-only). The folder's name holds a digest of all kernel sources, because numba itself only
-notices edits in the file of the function it caches. A folder of kernels that can't be written is
-still read; see `shared`.
+notices edits in the file of the function that it caches. A folder of kernels that can't be
+written is still read; see `shared`.
 
 `threads` runs kernels on several threads.
 """
@@ -12,24 +12,24 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import stat
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, cached_property, update_wrapper
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numba
 import numpy as np
-from numba.core import event
 from numba.core.registry import CPUDispatcher
 from platformdirs import PlatformDirs
 
-from proxfield.core.compiled import collection, notice, shared, simd_choice
+from proxfield.core.compiled import notice, shared, simd_choice
 from proxfield.core.compiled.threads import PARALLEL_WORK as PARALLEL_WORK
 from proxfield.core.compiled.threads import current_threads as current_threads
 from proxfield.core.compiled.threads import in_shares, run_shares, source_lines
@@ -37,20 +37,28 @@ from proxfield.core.compiled.threads import max_threads as max_threads
 from proxfield.core.compiled.threads import thread_count as thread_count
 from proxfield.core.compiled.threads import threads_for as threads_for
 
-SOURCES = ("core/compiled/*.py", "core/*/numba/*.py", "*/numba/*.py", "*/*kernels.py")
-"""Files of compiled functions that call compiled functions of other files."""
-CONSTANTS = ("core/engines/plan.py",)
-"""Files of numbers that are constants in compiled functions: numbers of kinds."""
+DECORATORS = (
+    "kernel",
+    "parallel_kernel",
+    "integer_kernel",
+    "inlined",
+    "embedded",
+    "merged",
+    "exact",
+)
+"""Names of the functions of this module that compile others."""
 FASTMATH = {"nsz", "arcp", "contract", "afn", "reassoc"}
 """No "nnan" and no "ninf": +inf is a legal energy."""
 NO = np.False_
 """For calls of helpers: a plain False has a type of its own, for which they are compiled again."""
-OPTIONS: dict[str, Any] = {"error_model": "numpy", "nogil": True, "no_cfunc_wrapper": True}
+Compiled: TypeAlias = Any
+"""A function compiled by numba: a dispatcher, which is called like the function."""
+_njit: Compiled = numba.njit
+OPTIONS: dict[str, bool | str] = {"error_model": "numpy", "nogil": True, "no_cfunc_wrapper": True}
 """What all compiled functions have; nobody calls them from C."""
 
 
 notice.listen()
-collection.listen()
 
 
 def cache_root() -> Path:
@@ -97,11 +105,35 @@ def shared_kernels() -> Path | None:
 def _wanted_folder() -> Path:
     """The folder of these sources' kernels in the user's cache, whether it can be used or not."""
     digest = hashlib.sha256(f"{numba.__version__} {simd_choice.choose().name}".encode())
-    package = Path(__file__).parents[2]
-    for pattern in (*SOURCES, *CONSTANTS):
-        for source in sorted(package.glob(pattern)):
-            digest.update(source.read_bytes())
+    for source in kernel_sources(Path(__file__).parents[2]).values():
+        digest.update(source)
     return cache_root() / f"kernels-{digest.hexdigest()[:12]}"
+
+
+def kernel_sources(package: Path) -> dict[Path, bytes]:
+    """The files of compiled functions, and those that they import from this package.
+
+    Functions and numbers of other files become part of what is compiled.
+
+    Args:
+        package: The folder of the package.
+
+    Returns:
+        What each file holds, by its path.
+    """
+    texts = {path: path.read_bytes() for path in sorted(package.rglob("*.py"))}
+    marks = [f"\n@{name}\n".encode() for name in DECORATORS]
+    own = package / "core" / "compiled"
+    compiled = [
+        path
+        for path, text in texts.items()
+        if path.parent == own or any(mark in text for mark in marks)
+    ]
+    found = set(compiled)
+    for path in compiled:
+        for name in re.findall(rb"^from proxfield\.([\w.]+) import", texts[path], re.MULTILINE):
+            found.add(package / f"{name.decode().replace('.', '/')}.py")
+    return {path: text for path, text in texts.items() if path in found}
 
 
 _ready: set[str] = set()
@@ -149,7 +181,7 @@ def _forget_old(root: Path) -> None:
 
 
 @contextmanager
-def _numba_cache_dir() -> Any:
+def _numba_cache_dir() -> Iterator[None]:
     """numba reads its cache folder when a function is decorated; leave the user's alone."""
     config: Any = numba.config
     before = config.CACHE_DIR
@@ -160,10 +192,10 @@ def _numba_cache_dir() -> Any:
         config.CACHE_DIR = before
 
 
-def kernel(function: Callable[..., Any]) -> Any:
+def kernel(function: Callable[..., Any]) -> Compiled:
     """Compile for one thread: called from Python, runs many iterations."""
     with _numba_cache_dir():
-        return numba.njit(cache=True, fastmath=FASTMATH, **OPTIONS)(function)
+        return _njit(cache=True, fastmath=FASTMATH, **OPTIONS)(function)
 
 
 def parallel_kernel(function: Callable[..., Any]) -> ParallelKernel:
@@ -185,7 +217,7 @@ class ParallelKernel:
         self._function, self._lines = function, source_lines(function)
 
     @cached_property
-    def compiled(self) -> Any:
+    def compiled(self) -> Compiled:
         """The function for one thread: two more arguments say which share of the loop it does."""
         return kernel(in_shares(self._function, self._lines))
 
@@ -254,60 +286,29 @@ class Helper(CPUDispatcher):
         return self.py_func(*args)
 
 
-def _helper(function: Callable[..., Any], **options: Any) -> Any:
+def _helper(function: Callable[..., Any], **options: bool | str | set[str]) -> Compiled:
     options |= {"no_cpython_wrapper": True, **OPTIONS}
-    out: Any = numba.njit(**options)(function)
+    out: Compiled = _njit(**options)(function)
     if isinstance(out, CPUDispatcher):  # it isn't under NUMBA_DISABLE_JIT
         out.__class__ = Helper  # without the wrapper a call from Python would end the process
     return out
 
 
-def inlined(function: Callable[..., Any]) -> Any:
+def inlined(function: Callable[..., Any]) -> Compiled:
     """A helper that only kernels call; LLVM inlines it."""
     return _helper(function, fastmath=FASTMATH)
 
 
-def embedded(function: Callable[..., Any]) -> Any:
+def embedded(function: Callable[..., Any]) -> Compiled:
     """Like `inlined`, but numba itself inlines it: references to arrays aren't counted per call."""
     return _helper(function, fastmath=FASTMATH, inline="always")
 
 
-def merged(function: Callable[..., Any]) -> Any:
+def merged(function: Callable[..., Any]) -> Compiled:
     """Like `inlined`, but LLVM must: calls count references to arrays, which takes long."""
     return _helper(function, fastmath=FASTMATH, forceinline=True)
 
 
-def exact(function: Callable[..., Any]) -> Any:
+def exact(function: Callable[..., Any]) -> Compiled:
     """Like `inlined`, for arithmetic whose order matters: nothing is reassociated."""
     return _helper(function, fastmath={"contract", "arcp", "nsz", "afn"})
-
-
-class _Listener(event.Listener):
-    def __init__(self, notify: Callable[[str], None]) -> None:
-        self.pending: Callable[[str], None] | None = notify
-
-    def on_start(self, event: Any) -> None:
-        if self.pending is not None:
-            call, self.pending = self.pending, None
-            call(notice.describe(event))
-
-    def on_end(self, event: Any) -> None:
-        pass
-
-
-@contextmanager
-def when_compiling(notify: Callable[[str], None]) -> Any:
-    """Call ``notify`` once, when a kernel is really compiled rather than loaded.
-
-    Args:
-        notify: Gets a line that says what is being compiled, and about how long that takes.
-    """
-    listener = _Listener(notify)
-    register: Any = event.register
-    unregister: Any = event.unregister
-    register("numba:compile", listener)
-    try:
-        with notice.suspended():  # one message is enough
-            yield
-    finally:
-        unregister("numba:compile", listener)

@@ -26,19 +26,19 @@ ROOT_HALF = 4604544271217802189
 
 
 @inlined
-def _as_single(x: Any) -> Any:
+def _as_single(x: int) -> float:
     """Reinterpret 32 bits as a float."""
     return np.int32(x).view(np.float32)
 
 
 @inlined
-def from_bits(x: Any) -> Any:
+def from_bits(x: int) -> float:
     """Reinterpret 64 bits as a float: the inverse of `as_bits`."""
     return np.int64(x).view(np.float64)
 
 
 @inlined
-def as_bits(x: Any) -> Any:
+def as_bits(x: float) -> int:
     """Reinterpret a float as 64 bits. Floats ≥ 0 keep their order as integers, whose maximum
     vectorizes (that of floats doesn't, because of NaN). The sign is dropped, so that every
     NaN is larger than every number."""
@@ -93,7 +93,7 @@ def log1m(t: float) -> float:
 
 
 @exact
-def exp_single(x: Any) -> Any:
+def exp_single(x: float) -> float:
     """exp(x) for x ≤ 0 in float32, error below 2 units in the last place; 0 below -87.
 
     x = k·ln 2 + r as above, and a polynomial of degree 6 in r (its Taylor series).
@@ -112,7 +112,7 @@ def exp_single(x: Any) -> Any:
     return np.float32(0.0) if x < np.float32(-87.0) else p * scale
 
 
-def exp_nonpositive(x: Any) -> Any:
+def exp_nonpositive(x: float) -> float:
     """exp(x) for x ≤ 0 in the type of x; compiled, one of the two above."""
     return np.exp(x)
 
@@ -125,7 +125,7 @@ def _exp_nonpositive(x: Any) -> Any:
 
 
 @exact
-def log_normal(x: Any) -> Any:
+def log_normal(x: float) -> float:
     """log(x) for positive numbers that are neither subnormal nor infinite.
 
     x = 2^k·m with m in [√½, √2), and log m = 2·atanh(s), s = (m − 1) / (m + 1): s times a
@@ -156,7 +156,7 @@ SOFTPLUS = np.log1p(np.exp(-np.arange(int(SOFTPLUS_LAST) + 2) / SOFTPLUS_STEPS))
 
 
 @inlined
-def softplus(d: Any) -> Any:
+def softplus(d: float) -> float:
     """log(1 + exp(−d)) for d ≥ 0, interpolated in a table: the error is below 2e-6."""
     y = d * SOFTPLUS_STEPS
     y = SOFTPLUS_LAST if y > SOFTPLUS_LAST else y

@@ -1,20 +1,21 @@
-"""A word on stderr where a call takes seconds because kernels are being compiled.
+"""What happens while numba compiles: a word on stderr, and no garbage collection.
 
-It is a record of the logger "proxfield.compiling", written once per process when compiling has
-taken more than a second. A program that listens to that logger (or to "proxfield", or to all) gets
-it there; otherwise it goes to stderr, on a terminal with the seconds counted.
+The word is a record of the logger "proxfield.compiling", written once per process when compiling
+has taken more than a second. A program that listens to that logger (or to "proxfield", or to all)
+gets it there; otherwise it goes to stderr, on a terminal with the seconds counted.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 from numba.core import event
 
@@ -38,6 +39,12 @@ WORK = (
 (`benchmarks/cold_start.py`, one core of 2024). A package outside the core says it of its kernels in
 ``COMPILING``."""
 
+Event: TypeAlias = Any
+"""A compilation that begins or ends, as numba reports it."""
+
+register: Any = event.register
+unregister: Any = event.unregister
+
 log = logging.getLogger("proxfield.compiling")
 log.setLevel(logging.INFO)
 
@@ -55,7 +62,7 @@ class Notice(event.Listener):
         self.since = 0.0
         self.watcher: threading.Thread | None = None
 
-    def on_start(self, event: Any) -> None:
+    def on_start(self, event: Event) -> None:
         if not _is_ours(event):
             return
         if self.depth == 0:
@@ -68,7 +75,7 @@ class Notice(event.Listener):
             self.watcher = threading.Thread(target=self.watch, name="proxfield-notice", daemon=True)
             self.watcher.start()
 
-    def on_end(self, event: Any) -> None:
+    def on_end(self, event: Event) -> None:
         if not _is_ours(event) or self.depth == 0:
             return
         self.depth -= 1
@@ -134,12 +141,12 @@ class _Line(logging.Handler):
             self.live = False
 
 
-def _is_ours(event: Any) -> bool:
+def _is_ours(event: Event) -> bool:
     function = getattr(event.data.get("dispatcher"), "py_func", None)
     return str(getattr(function, "__module__", "")).startswith("proxfield.")
 
 
-def describe(event: Any) -> str:
+def describe(event: Event) -> str:
     """What is being compiled and about how long that takes, from an event of numba."""
     function = event.data["dispatcher"].py_func
     name = f"{function.__module__}.{function.__qualname__}".removeprefix("proxfield.")
@@ -165,10 +172,48 @@ def _is_heard() -> bool:
 NOTICE = Notice()
 
 
+class Pause(event.Listener):
+    """Switches Python's garbage collection off while numba compiles, if it was on.
+
+    numba makes millions of objects, all in use until a kernel is done: looking for garbage among
+    them is a fourteenth of the time that compiling takes. numba reports compilations under its own
+    lock: they are nested, never concurrent.
+    """
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.was_on = False
+
+    def on_start(self, event: Event) -> None:
+        if self.depth == 0:
+            self.was_on = gc.isenabled()
+            gc.disable()
+        self.depth += 1
+
+    def on_end(self, event: Event) -> None:
+        self.depth = max(self.depth - 1, 0)
+        if self.depth == 0 and self.was_on:
+            self.was_on = False
+            gc.enable()
+
+
+PAUSING = Pause()
+
+
 def listen() -> None:
     """Register with numba; done once, when this package is about to compile."""
-    register: Any = event.register
-    register("numba:compile", NOTICE)
+    for listener in (NOTICE, PAUSING):
+        register("numba:compile", listener)
+
+
+@contextmanager
+def listening(listener: event.Listener) -> Iterator[None]:
+    """Tell a listener of compilations meanwhile."""
+    register("numba:compile", listener)
+    try:
+        yield
+    finally:
+        unregister("numba:compile", listener)
 
 
 @contextmanager
@@ -195,29 +240,48 @@ def quiet(on: bool = True) -> None:
     NOTICE.quiet = on
 
 
+class Compiled(event.Listener):
+    """Calls a function with each kernel that is compiled, though not with the helpers of those."""
+
+    def __init__(self, found: Callable[[Event], None]) -> None:
+        self.found = found
+        self.depth = 0
+
+    def on_start(self, event: Event) -> None:
+        self.depth += 1
+        if self.depth == 1:
+            self.found(event)
+
+    def on_end(self, event: Event) -> None:
+        self.depth -= 1
+
+
 @contextmanager
 def compiled_kernels() -> Iterator[list[str]]:
     """The names of this package's kernels that are compiled (not loaded) meanwhile."""
-    listener = _Names()
-    register: Any = event.register
-    unregister: Any = event.unregister
-    register("numba:compile", listener)
-    try:
-        yield listener.names
-    finally:
-        unregister("numba:compile", listener)
+    names: list[str] = []
 
-
-class _Names(event.Listener):
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        self.depth = 0
-
-    def on_start(self, event: Any) -> None:
-        if self.depth == 0 and _is_ours(event):
+    def note(event: Event) -> None:
+        if _is_ours(event):
             function = event.data["dispatcher"].py_func
-            self.names.append(f"{function.__module__}.{function.__qualname__}")
-        self.depth += 1
+            names.append(f"{function.__module__}.{function.__qualname__}")
 
-    def on_end(self, event: Any) -> None:
-        self.depth -= 1
+    with listening(Compiled(note)):
+        yield names
+
+
+@contextmanager
+def when_compiling(notify: Callable[[str], None]) -> Iterator[None]:
+    """Call ``notify`` once, when a kernel is really compiled rather than loaded.
+
+    Args:
+        notify: Gets a line that says what is being compiled, and about how long that takes.
+    """
+    waiting = [notify]
+
+    def tell(event: Event) -> None:
+        if waiting:
+            waiting.pop()(describe(event))
+
+    with listening(Compiled(tell)), suspended():  # one message is enough
+        yield

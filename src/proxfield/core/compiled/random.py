@@ -1,4 +1,4 @@
-"""Random numbers by counting: the same number for the same (seed, counter) in every kernel set.
+"""Random numbers by counting: the same number for the same (seed, counter) in every engine.
 
 A stateless generator needs no order: threads, batches and other devices draw the same
 numbers. The mixing function is SplitMix64's.
@@ -31,7 +31,7 @@ def uniform(seed: Any, counter: Any) -> Any:
 
 
 def uniforms(seed: int, counters: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
-    """The same numbers in numpy.
+    """The numbers of `uniform`, in numpy.
 
     Example:
         >>> bool((uniforms(1, np.arange(3)) == uniforms(1, np.arange(3))).all())

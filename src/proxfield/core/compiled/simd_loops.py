@@ -6,10 +6,9 @@ products are fused with sums: on most machines the results agree with `simd_llvm
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from proxfield.core.common.arrays import Array
 from proxfield.core.compiled.jit import exact
 from proxfield.core.compiled.simd_choice import LANES
 
@@ -17,14 +16,14 @@ from proxfield.core.compiled.simd_choice import LANES
 
 
 @exact
-def clear(to: Any, at: int) -> None:
+def clear(to: Array, at: int) -> None:
     """to = 0."""
     for l in range(LANES):
         to[at + l] = 0.0
 
 
 @exact
-def put_scaled(to: Any, at: int, source: Any, where: int, w: float) -> None:
+def put_scaled(to: Array, at: int, source: Array, where: int, w: float) -> None:
     """to = w · source."""
     w = to.dtype.type(w)
     for l in range(LANES):
@@ -32,7 +31,7 @@ def put_scaled(to: Any, at: int, source: Any, where: int, w: float) -> None:
 
 
 @exact
-def add_scaled(to: Any, at: int, source: Any, where: int, w: float) -> None:
+def add_scaled(to: Array, at: int, source: Array, where: int, w: float) -> None:
     """to += w · source."""
     w = to.dtype.type(w)
     for l in range(LANES):
@@ -40,7 +39,7 @@ def add_scaled(to: Any, at: int, source: Any, where: int, w: float) -> None:
 
 
 @exact
-def blend(to: Any, at: int, source: Any, a: int, b: int, c: int, m: float, s: float) -> None:
+def blend(to: Array, at: int, source: Array, a: int, b: int, c: int, m: float, s: float) -> None:
     """to = m · source[a] + s · (source[b] + source[c])."""
     middle, side = to.dtype.type(m), to.dtype.type(s)
     for l in range(LANES):
@@ -48,7 +47,7 @@ def blend(to: Any, at: int, source: Any, a: int, b: int, c: int, m: float, s: fl
 
 
 @exact
-def add_masked(to: Any, at: int, source: Any, where: int, count: int, fill: float) -> None:
+def add_masked(to: Array, at: int, source: Array, where: int, count: int, fill: float) -> None:
     """to += source in ``count`` lanes; else fill."""
     for l in range(LANES):
         if l < count:
@@ -58,7 +57,7 @@ def add_masked(to: Any, at: int, source: Any, where: int, count: int, fill: floa
 
 
 @exact
-def scale(to: Any, at: int, factor: float, plus: float) -> None:
+def scale(to: Array, at: int, factor: float, plus: float) -> None:
     """to = to · factor + plus."""
     factor, plus = to.dtype.type(factor), to.dtype.type(plus)
     for l in range(LANES):
@@ -69,19 +68,21 @@ def scale(to: Any, at: int, factor: float, plus: float) -> None:
 
 
 @exact
-def add_lanes(a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any) -> Any:
+def add_lanes(
+    a: float, b: float, c: float, d: float, e: float, f: float, g: float, h: float
+) -> float:
     """The sum of eight lanes."""
     return ((a + e) + (c + g)) + ((b + f) + (d + h))
 
 
 @exact
-def smaller(a: Any, b: Any) -> Any:
+def smaller(a: float, b: float) -> float:
     """The smaller of two numbers; b where one is NaN."""
     return a if a < b else b
 
 
 @exact
-def lane_least(array: Any, at: int, width: int, lane: int) -> Any:
+def lane_least(array: Array, at: int, width: int, lane: int) -> float:
     """The smallest number of one lane."""
     low = array.dtype.type(np.inf)
     for k in range(at + lane, at + width, LANES):
@@ -90,7 +91,7 @@ def lane_least(array: Any, at: int, width: int, lane: int) -> Any:
 
 
 @exact
-def least(array: Any, at: int, width: int) -> Any:
+def least(array: Array, at: int, width: int) -> float:
     """The smallest number of a row."""
     a = smaller(lane_least(array, at, width, 0), lane_least(array, at, width, 4))
     b = smaller(lane_least(array, at, width, 1), lane_least(array, at, width, 5))
@@ -100,24 +101,33 @@ def least(array: Any, at: int, width: int) -> Any:
 
 
 @exact
-def total(array: Any, at: int, width: int) -> Any:
-    """The sum of a row."""
-    zero = array.dtype.type(0.0)
-    a, b, c, d, e, f, g, h = zero, zero, zero, zero, zero, zero, zero, zero
-    for k in range(at, at + width, LANES):
-        a += array[k]
-        b += array[k + 1]
-        c += array[k + 2]
-        d += array[k + 3]
-        e += array[k + 4]
-        f += array[k + 5]
-        g += array[k + 6]
-        h += array[k + 7]
-    return add_lanes(a, b, c, d, e, f, g, h)
+def lane_total(array: Array, at: int, width: int, lane: int) -> float:
+    """The sum of one lane."""
+    out = array.dtype.type(0.0)
+    for k in range(at + lane, at + width, LANES):
+        out += array[k]
+    return out
 
 
 @exact
-def lane_expected(seen: Any, at: int, q: Any, where: int, unary: Any, n: int, lane: int) -> Any:
+def total(array: Array, at: int, width: int) -> float:
+    """The sum of a row."""
+    return add_lanes(
+        lane_total(array, at, width, 0),
+        lane_total(array, at, width, 1),
+        lane_total(array, at, width, 2),
+        lane_total(array, at, width, 3),
+        lane_total(array, at, width, 4),
+        lane_total(array, at, width, 5),
+        lane_total(array, at, width, 6),
+        lane_total(array, at, width, 7),
+    )
+
+
+@exact
+def lane_expected(
+    seen: Array, at: int, q: Array, where: int, unary: Array, n: int, lane: int
+) -> float:
     """Σ q · (unary + ½ seen) over one lane."""
     zero, half = seen.dtype.type(0.0), seen.dtype.type(0.5)
     out = zero
@@ -129,7 +139,7 @@ def lane_expected(seen: Any, at: int, q: Any, where: int, unary: Any, n: int, la
 
 
 @exact
-def expected(seen: Any, at: int, q: Any, where: int, unary: Any, n: int) -> Any:
+def expected(seen: Array, at: int, q: Array, where: int, unary: Array, n: int) -> float:
     """Σ q · (unary + ½ seen) over a row, where q > 0."""
     return add_lanes(
         lane_expected(seen, at, q, where, unary, n, 0),
@@ -144,7 +154,7 @@ def expected(seen: Any, at: int, q: Any, where: int, unary: Any, n: int) -> Any:
 
 
 @exact
-def lane_weighted(e: Any, row: Any, at: int, width: int, lane: int) -> Any:
+def lane_weighted(e: Array, row: Array, at: int, width: int, lane: int) -> float:
     """Σ e · row over one lane."""
     zero = e.dtype.type(0.0)
     out = zero
@@ -155,7 +165,7 @@ def lane_weighted(e: Any, row: Any, at: int, width: int, lane: int) -> Any:
 
 
 @exact
-def weighted(e: Any, row: Any, at: int, width: int) -> Any:
+def weighted(e: Array, row: Array, at: int, width: int) -> float:
     """Σ e · row over a row, where e > 0."""
     return add_lanes(
         lane_weighted(e, row, at, width, 0),
@@ -173,14 +183,14 @@ def weighted(e: Any, row: Any, at: int, width: int) -> Any:
 
 
 @exact
-def store_row(to: Any, where: int, source: Any, at: int, n: int) -> None:
+def store_row(to: Array, where: int, source: Array, at: int, n: int) -> None:
     """n numbers from a padded row to an unpadded one."""
     for k in range(n):
         to[where + k] = source[at + k]
 
 
 @exact
-def load_row(to: Any, at: int, source: Any, where: int, n: int) -> None:
+def load_row(to: Array, at: int, source: Array, where: int, n: int) -> None:
     """n numbers to a padded row, 0 in its padding."""
     for k in range(n):
         to[at + k] = source[where + k]
@@ -189,7 +199,9 @@ def load_row(to: Any, at: int, source: Any, where: int, n: int) -> None:
 
 
 @exact
-def replace_row(peak: Any, new: Any, at: int, old: Any, before: Any, where: int, n: int) -> None:
+def replace_row(
+    peak: Array, new: Array, at: int, old: Array, before: Array, where: int, n: int
+) -> None:
     """n numbers of ``before`` become those of ``new``; the largest changes are kept, and NaN."""
     for k in range(n):
         lane = k % LANES
@@ -208,39 +220,22 @@ def replace_row(peak: Any, new: Any, at: int, old: Any, before: Any, where: int,
 
 @exact
 def gather_row(
-    to: Any, at: int, source: Any, width: int, row: Any, weight: Any, where: int, corners: int,
-    begin: int, factor: float,
+    to: Array, at: int, source: Array, width: int, row: Array, weight: Array, where: int,
+    corners: int, begin: int, factor: float,
 ) -> None:  # fmt: skip
     """Add to the row to[at:] the rows begin + row[where + k] of ``source``, weighted."""
-    zero, factor = to.dtype.type(0.0), to.dtype.type(factor)
-    for first in range(0, width, LANES):
-        a, b, c, d, e, f, g, h = zero, zero, zero, zero, zero, zero, zero, zero
+    factor = to.dtype.type(factor)
+    for l in range(width):
+        seen = to.dtype.type(0.0)
         for k in range(where, where + corners):
-            w = to.dtype.type(weight[k])
-            there = (begin + row[k]) * width + first
-            a += w * source[there]
-            b += w * source[there + 1]
-            c += w * source[there + 2]
-            d += w * source[there + 3]
-            e += w * source[there + 4]
-            f += w * source[there + 5]
-            g += w * source[there + 6]
-            h += w * source[there + 7]
-        here = at + first
-        to[here] += factor * a
-        to[here + 1] += factor * b
-        to[here + 2] += factor * c
-        to[here + 3] += factor * d
-        to[here + 4] += factor * e
-        to[here + 5] += factor * f
-        to[here + 6] += factor * g
-        to[here + 7] += factor * h
+            seen += to.dtype.type(weight[k]) * source[(begin + row[k]) * width + l]
+        to[at + l] += factor * seen
 
 
 @exact
 def scatter_row(
-    to: Any, source: Any, at: int, width: int, row: Any, weight: Any, where: int, corners: int,
-    begin: int, factor: float,
+    to: Array, source: Array, at: int, width: int, row: Array, weight: Array, where: int,
+    corners: int, begin: int, factor: float,
 ) -> None:  # fmt: skip
     """Add the row source[at:] to the rows begin + row[where + k] of ``to``, weighted."""
     factor = to.dtype.type(factor)
@@ -253,38 +248,22 @@ def scatter_row(
 
 @exact
 def sum_listed(
-    to: Any, at: int, source: Any, width: int, row: Any, where: int, count: int, factor: float
+    to: Array, at: int, source: Array, width: int, row: Array, where: int, count: int, factor: float
 ) -> None:
     """The row to[at:] becomes the sum of the rows row[where + k] of ``source``, times a factor."""
-    zero, factor = to.dtype.type(0.0), to.dtype.type(factor)
-    for first in range(0, width, LANES):
-        a, b, c, d, e, f, g, h = zero, zero, zero, zero, zero, zero, zero, zero
+    factor = to.dtype.type(factor)
+    for l in range(width):
+        seen = to.dtype.type(0.0)
         for k in range(where, where + count):
-            there = np.int64(row[k]) * width + first
-            a += source[there]
-            b += source[there + 1]
-            c += source[there + 2]
-            d += source[there + 3]
-            e += source[there + 4]
-            f += source[there + 5]
-            g += source[there + 6]
-            h += source[there + 7]
-        here = at + first
-        to[here] = factor * a
-        to[here + 1] = factor * b
-        to[here + 2] = factor * c
-        to[here + 3] = factor * d
-        to[here + 4] = factor * e
-        to[here + 5] = factor * f
-        to[here + 6] = factor * g
-        to[here + 7] = factor * h
+            seen += source[np.int64(row[k]) * width + l]
+        to[at + l] = factor * seen
 
 
 # ---- eight rows of an image ----
 
 
 @exact
-def sum_rows(to: Any, source: Any, at: int, stride: int, above: Any, keep: float) -> None:
+def sum_rows(to: Array, source: Array, at: int, stride: int, above: Array, keep: float) -> None:
     """Eight rows summed down and along the rows, turned; ``source`` becomes 0."""
     keep, zero = to.dtype.type(keep), to.dtype.type(0.0)
     for x in range(stride):
@@ -298,7 +277,7 @@ def sum_rows(to: Any, source: Any, at: int, stride: int, above: Any, keep: float
 
 
 @exact
-def integrate_rows(to: Any, at: int, stride: int, source: Any, keep: float) -> None:
+def integrate_rows(to: Array, at: int, stride: int, source: Array, keep: float) -> None:
     """Eight turned rows summed along the rows and down, after the row at ``at``."""
     keep, zero = to.dtype.type(keep), to.dtype.type(0.0)
     for l in range(LANES):

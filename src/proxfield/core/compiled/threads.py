@@ -121,7 +121,7 @@ class _Workers:
         self.free_until = 0.0
 
     def need(self, count: int) -> None:
-        """Have at least so many threads."""
+        """Start threads until there are at least as many."""
         with self.lock:
             while self.count < count:
                 name = f"proxfield-{self.count + 1}"

@@ -1,17 +1,22 @@
-"""What is known about a device: its name, memory, whether it can be used, and its defaults."""
+"""Devices by name: memory, whether each can be used, and its defaults.
+
+A new kind is one module and one entry in `DEVICES`; nothing is imported before it is asked for.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
 from typing import ClassVar, NamedTuple
 
+from proxfield.core.common.memory import available_memory
 from proxfield.core.devices.tensors import TorchDevice
 from proxfield.errors import InputError, ProxfieldError
 
 
-class Found(NamedTuple):
-    """A device of this machine, as it is shown."""
+class FoundDevice(NamedTuple):
+    """A device of this machine, for people."""
 
     name: str
     memory: int  # bytes in all
@@ -28,8 +33,8 @@ class Device(ABC):
 
     kind: str
     """Its name without a number."""
-    kernel_sets: ClassVar[tuple[str, ...]] = ("torch",)
-    """Kernel sets that run there; by default the first."""
+    engines: ClassVar[tuple[str, ...]] = ("torch",)
+    """Engines that run there; by default the first."""
     dtype: ClassVar[str] = "float32"
     """The floating-point type by default."""
     numbered: ClassVar[bool] = True
@@ -84,7 +89,7 @@ class Device(ABC):
         """
         return nullcontext()
 
-    def list_all(self) -> list[Found]:
+    def list_all(self) -> list[FoundDevice]:
         """All devices of this kind; raises, with the remedy, if there is none."""
         self.check()
         return []
@@ -93,3 +98,77 @@ class Device(ABC):
 def unknown(name: str, expected: str = "cpu, cuda or cuda:N") -> InputError:
     """The error for a name that no device has."""
     return InputError(f"unknown device {name!r}, expected {expected}")
+
+
+class CpuDevice(Device):
+    """The host: numba and numpy compute there, and torch if it is asked to.
+
+    Example:
+        >>> CpuDevice("cpu").available
+        True
+    """
+
+    kind = "cpu"
+    engines = ("cpu", "lazy", "reference", "torch")
+    dtype = "float64"
+    numbered = False
+    separate = False
+
+    def handle(self) -> TorchDevice:
+        from proxfield.core.devices import cuda
+
+        cuda.need("torch", who="proxfield.torch")
+        return cuda.torch.device("cpu")
+
+    def check(self) -> None:
+        """It is always there."""
+
+    def memory(self) -> int | None:
+        return available_memory()
+
+
+DEVICES: dict[str, str] = {
+    "cpu": "proxfield.core.devices.base:CpuDevice",
+    "cuda": "proxfield.core.devices.cuda:CudaDevice",
+}
+
+
+def kind_of(kind: str) -> type[Device]:
+    """The class of a kind of device."""
+    module, _, name = DEVICES[kind].partition(":")
+    found: type[Device] = getattr(import_module(module), name)
+    return found
+
+
+def find(name: str, *, any_of_torch: bool = False) -> Device:
+    """A device by name. Whether it can be used is not asked yet.
+
+    Args:
+        name: "cpu", "cuda", "cuda:1" and the like.
+        any_of_torch: Leave names that aren't in `DEVICES` to torch.
+
+    Example:
+        >>> find("cpu")
+        CpuDevice('cpu')
+    """
+    kind = name.partition(":")[0]
+    if kind in DEVICES:
+        return kind_of(kind)(name)
+    if any_of_torch and kind:
+        from proxfield.core.devices.pytorch import OtherDevice
+
+        return OtherDevice(name)
+    raise unknown(name, expected_names())
+
+
+def expected_names() -> str:
+    """The names of all devices, for messages.
+
+    Example:
+        >>> expected_names()
+        'cpu, cuda or cuda:N'
+    """
+    names = []
+    for kind in DEVICES:
+        names += [kind, f"{kind}:N"] if kind_of(kind).numbered else [kind]
+    return f"{', '.join(names[:-1])} or {names[-1]}"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from proxfield.core.common.extras import install_hint
 from proxfield.core.common.memory import human_bytes
-from proxfield.core.devices.base import Device, Found, unknown
+from proxfield.core.devices.base import Device, FoundDevice, unknown
 from proxfield.core.devices.tensors import Kernel, TorchDevice
 from proxfield.errors import InputError, MemoryLimitError, MissingDependencyError
 
@@ -100,7 +100,7 @@ class CudaDevice(Device):
     """An NVIDIA GPU. In Triton's interpreter, the CPU in its place."""
 
     kind = "cuda"
-    kernel_sets = ("cuda", "torch")
+    engines = ("cuda", "torch")
 
     def handle(self) -> TorchDevice:
         return find_device(self.name)
@@ -116,11 +116,11 @@ class CudaDevice(Device):
     ) -> AbstractContextManager[None]:
         return memory_errors(what, per_variable, variables, self.handle())
 
-    def list_all(self) -> list[Found]:
+    def list_all(self) -> list[FoundDevice]:
         if self.handle().type != self.kind:
             raise InputError("TRITON_INTERPRET=1: what is for a GPU runs in Triton's interpreter")
         found = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
-        return [Found(p.name, int(p.total_memory)) for p in found]
+        return [FoundDevice(p.name, int(p.total_memory)) for p in found]
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What every kernel set offers: programs that advance states by plans.
+"""What every engine offers: programs that advance states by plans.
 
 Plans say how a state moves (`proxfield.core.engines.plan`). The loop (`core.solve.loop`) drives a
 `Batch`: one field or several that iterate together. A `Program` is the batch of one field, with
@@ -23,8 +23,6 @@ from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.terms.base import Doubles, Floats, Ints, Layout, missing, offers
 from proxfield.errors import UnsupportedError
 
-WARM: set[Hashable] = set()
-"""What has run in this process and needn't be compiled or loaded any more."""
 WARM_UP_SECONDS = 0.005
 """Time for a few trial evaluations before the clock starts."""
 WARM_UP_EVALUATIONS = 20
@@ -57,7 +55,7 @@ class Rows:
 
 @dataclass
 class State:
-    """Where an inference stands. Kernel sets keep their own arrays in ``arrays``."""
+    """Where an inference stands. Engines keep their own arrays in ``arrays``."""
 
     arrays: Any
     memory: dict[str, Any] = field(default_factory=dict)
@@ -148,11 +146,14 @@ class Batch(Updates[P, S]):
 
 
 class Program(Batch[Plan, State]):
-    """A lowered field, packed for one kernel set and one floating-point type."""
+    """A lowered field, packed for one engine and one floating-point type."""
 
     lowered: Lowered
     dtype: np.dtype[np.floating]
     threads: int = 1
+    warm: ClassVar[set[Hashable]] = set()
+    """What programs of all kinds have run in this process: their kernels are compiled and loaded.
+    A work is known by `kernel_key` and what of a plan chooses kernels."""
     sums_in_double: ClassVar[bool] = False
     """Whether F of float32 marginals is as accurate as F of the same marginals in float64."""
 
@@ -278,7 +279,7 @@ class Program(Batch[Plan, State]):
             *self.kernel_key(), type(plan), getattr(plan, "kind", None),
             getattr(plan, "watches", None), trace, *kind,
         )  # fmt: skip
-        if key in WARM:
+        if key in self.warm:
             return
         searches = getattr(plan, "search", None) is not None  # its kernels run once per trial
         once = 1 if self.parallel or not self.sweepable or searches else 0
@@ -287,7 +288,7 @@ class Program(Batch[Plan, State]):
         scratch = self.start(self.marginals(state))
         self.advance(scratch, plan, once, 0.0, trace)
         self.free_energy(scratch)
-        WARM.add(key)
+        self.warm.add(key)
 
     def warm_up_chains(self, start: NDArray[np.float64]) -> None:
         """Run once per process what `explore` needs, before the clock starts.
@@ -301,7 +302,7 @@ class Program(Batch[Plan, State]):
         """
         self.build_for(None)
         key = (*self.kernel_key(), "chains", self.threads)
-        if key in WARM:
+        if key in self.warm:
             return
         for threads in dict.fromkeys((self.threads, 1)):
             self.explore(Chains.make(start[None], drawn=True, polish=0), threads)
@@ -323,7 +324,7 @@ class Program(Batch[Plan, State]):
         cost = 12 * (WARM_UP_SWEEPS + 2) * look  # of all chains: a sweep takes a few evaluations
         while time.perf_counter() - begun + cost < WARM_UP_SECONDS:
             self.explore(trial, 1)
-        WARM.add(key)
+        self.warm.add(key)
 
     def warm_up_forests(self) -> None:
         """Compile what makes the forests of chains that move by them."""

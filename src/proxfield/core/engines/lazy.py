@@ -1,4 +1,4 @@
-"""The kernel set "lazy": numpy for small work, compiled kernels from where they pay.
+"""The engine "lazy": numpy for small work, compiled kernels from where they pay.
 
 The first call of a compiled kernel takes seconds; a small field converges in milliseconds in plain
 numpy. So as long as the kernels for a field aren't compiled yet, it is iterated by the reference,
@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from proxfield.core.common.arrays import Array
 from proxfield.core.compiled.jit import is_ready
 from proxfield.core.engines.base import Program, Rows, State
-from proxfield.core.engines.numba.cpu import DESCENT as DESCENT
-from proxfield.core.engines.numba.cpu import CpuProgram, family, kind_of
+from proxfield.core.engines.numba.cpu import CpuProgram
+from proxfield.core.engines.numba.families import DESCENT as DESCENT
+from proxfield.core.engines.numba.families import family, kind_of, note_compiled
 from proxfield.core.engines.numba.programs import compile_cpu, sparse_program
 from proxfield.core.engines.plan import Chains, Custom, Explored, Order, Plan
 from proxfield.core.engines.reference import ReferenceProgram, ReferenceState
@@ -78,8 +79,8 @@ def note_rule(program: Program, rule: str) -> None:
     """Remember that a rule's kernels are compiled, if the program ran it there."""
     if isinstance(program, LazyProgram) and program.pays:
         program = program.compiled
-    if isinstance(program, CpuProgram) and not (program.parallel or program.lowered.extras):
-        program.note_ready(rule)
+    if isinstance(program, CpuProgram):
+        note_compiled(program, rule)
 
 
 def compile_lazy(lowered: Lowered, dtype: str = "float64", threads: int | None = None) -> Program:

@@ -1,16 +1,18 @@
-"""The kernel sets by name.
+"""The engines by name, and programs made by them.
 
-A new set is one module and one entry here; nothing is imported before it is asked for.
+An engine is a set of implementations; a program is a lowered field that one of them can iterate, on
+a device. The option ``kernels`` names an engine, and ``device`` where it runs. A new engine is one
+module and one entry here; nothing is imported before it is asked for.
 """
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
-from proxfield.core.devices.base import Device
-from proxfield.core.devices.registry import DEVICES, find
+from proxfield.core.devices.base import DEVICES, Device, find
 from proxfield.errors import InputError
 
 if TYPE_CHECKING:
@@ -19,8 +21,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class KernelSet:
-    """Where the programs of a kernel set are, and what they run on.
+class Engine:
+    """Where the programs of an engine are, and what they run on.
 
     Args:
         module: The module that makes them.
@@ -40,15 +42,13 @@ class KernelSet:
     plain_chains: bool = False
 
 
-KERNELS: dict[str, KernelSet] = {
-    "reference": KernelSet(
-        "proxfield.core.engines.reference", "ReferenceProgram", plain_chains=True
-    ),
-    "cpu": KernelSet("proxfield.core.engines.numba.programs", "compile_cpu"),
-    "cuda": KernelSet(
+ENGINES: dict[str, Engine] = {
+    "reference": Engine("proxfield.core.engines.reference", "ReferenceProgram", plain_chains=True),
+    "cpu": Engine("proxfield.core.engines.numba.programs", "compile_cpu"),
+    "cuda": Engine(
         "proxfield.core.engines.triton.program", "compile_cuda", torch=True, triton=True
     ),
-    "torch": KernelSet(
+    "torch": Engine(
         "proxfield.core.engines.torch.program",
         "compile_torch",
         torch=True,
@@ -56,22 +56,22 @@ KERNELS: dict[str, KernelSet] = {
         plain_chains=True,
     ),
 }
-ALL_KERNELS = {**KERNELS, "lazy": KernelSet("proxfield.core.engines.lazy", "compile_lazy")}
+ALL_ENGINES = {**ENGINES, "lazy": Engine("proxfield.core.engines.lazy", "compile_lazy")}
 """Also what `infer` chooses by itself, for small fields on the CPU."""
 MAX_SINGLE_ENERGY = 1e37
 """Sum of the sizes of all energies above which float32 is refused: it holds up to 3.4e38."""
 
 
 class Placement(NamedTuple):
-    """A kernel set and the device that it runs on."""
+    """An engine by name, and the device that it runs on."""
 
     name: str
     device: Device
 
     @property
-    def kernels(self) -> KernelSet:
-        """The set of this name."""
-        return ALL_KERNELS[self.name]
+    def engine(self) -> Engine:
+        """The engine of this name."""
+        return ALL_ENGINES[self.name]
 
     def __str__(self) -> str:
         """As `placed` reads it: "cpu", "cuda:1", "torch", "torch:mps"."""
@@ -82,7 +82,7 @@ class Placement(NamedTuple):
 
 
 def placed(kernels: str) -> Placement:
-    """A kernel set by name, and its device.
+    """An engine by name, and its device.
 
     Args:
         kernels: "cpu", "reference", "cuda", "cuda:1", "torch", "torch:mps" and the like: a set that
@@ -93,18 +93,18 @@ def placed(kernels: str) -> Placement:
         Placement(name='reference', device=CpuDevice('cpu'))
     """
     name, colon, rest = kernels.partition(":")
-    if name not in ALL_KERNELS or (colon and not ALL_KERNELS[name].torch):
-        raise InputError(f"unknown kernels {kernels!r}, expected one of: {', '.join(KERNELS)}")
+    if name not in ALL_ENGINES or (colon and not ALL_ENGINES[name].torch):
+        raise InputError(f"unknown kernels {kernels!r}, expected one of: {', '.join(ENGINES)}")
     if name in DEVICES:
         return Placement(name, find(kernels))
-    device = find(rest if colon else "cpu", any_of_torch=ALL_KERNELS[name].anywhere)
-    if name not in device.kernel_sets:
+    device = find(rest if colon else "cpu", any_of_torch=ALL_ENGINES[name].anywhere)
+    if name not in device.engines:
         raise InputError(f"kernels={name!r} don't run on device {device.name!r}")
     return Placement(name, device)
 
 
 def on_host(kernels: str) -> str:
-    """The same set where it runs on the host, else the host's own.
+    """The engine itself where it runs on the host, else the host's own.
 
     Example:
         >>> on_host("reference")
@@ -116,7 +116,7 @@ def on_host(kernels: str) -> str:
 def compile_program(
     lowered: Lowered, kernels: str = "cpu", dtype: str = "float64", threads: int | None = None
 ) -> Program:
-    """Pack a lowered field for a kernel set by name; "cuda:1" and "torch:mps" name a device too.
+    """Pack a lowered field for an engine by name; "cuda:1" and "torch:mps" name a device too.
 
     On a device without float64, programs of that type run on the host.
     """
@@ -130,8 +130,34 @@ def compile_program(
         )
     if dtype == "float64" and not place.device.has_double:
         place = placed("cpu")
-    found = place.kernels
+    found = place.engine
     where = {"device": place.device.handle()} if found.torch else {}
     make = getattr(import_module(found.module), found.maker)
     program: Program = make(lowered, dtype, threads, **where)
+    return program
+
+
+KEPT_BYTES = 1 << 24
+"""Size of a lowered field up to which its programs are kept as long as the field."""
+
+
+def program_for(
+    lowered: Lowered, kernels: str = "cpu", dtype: str = "float64", threads: int | None = None
+) -> Program:
+    """As `compile_program`, but the same program for the same question from the same thread.
+
+    Example:
+        >>> import proxfield as pf
+        >>> lowered = pf.Field(2, 2).add(pf.Potts([[0, 1]], 1.0)).lower()
+        >>> program_for(lowered) is program_for(lowered)
+        True
+        >>> program_for(lowered) is program_for(lowered, dtype="float32")
+        False
+    """
+    key = (threading.get_ident(), kernels, dtype, threads)
+    program = lowered.programs.get(key)
+    if program is None:
+        program = compile_program(lowered, kernels, dtype, threads)
+        held = lowered.unary.nbytes + sum(term.nbytes for term in lowered.terms)
+        lowered.programs.add(key, program, held <= KEPT_BYTES)
     return program

@@ -1,4 +1,4 @@
-"""Which implementation a term has on each kernel set: one registry for all of them.
+"""Which implementation a term has on each engine: one registry for all of them.
 
 It follows the class hierarchy. A term without an implementation is computed through its own
 ``add_gradient`` (on a GPU: on the host), so an implementation only makes it faster.
@@ -12,7 +12,7 @@ from importlib import import_module
 from inspect import getattr_static
 from typing import Any, TypeVar, overload
 
-from proxfield.core.engines.registry import KERNELS
+from proxfield.core.engines.registry import ENGINES
 from proxfield.core.terms.base import Term, describes
 from proxfield.core.terms.consistency import Consistency
 from proxfield.core.terms.cooccurrence import Cooccurrence, LatentCooccurrence
@@ -27,8 +27,8 @@ EVALUATION = frozenset({"add_gradient", "energy", "degree"})
 """What kernels compute instead of the term."""
 NOT_EVALUATED = frozenset({"name", *vars(Term)}) - EVALUATION
 """The rest of `Term`'s interface: kernels never replace it, so a subclass may override it."""
-SETS = tuple(name for name in KERNELS if name != "reference")
-"""Kernel sets with implementations of their own; the reference is the term itself."""
+SETS = tuple(name for name in ENGINES if name != "reference")
+"""Engines with implementations of their own; the reference is the term itself."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def register(
     *,
     replaces: Iterable[str] | None = None,
 ) -> Any:
-    """Register the implementation of a class of terms on a kernel set.
+    """Register the implementation of a class of terms on an engine.
 
     It serves the class and its subclasses, unless a subclass has one of its own. A subclass that
     overrides something that the implementation replaces, without one of its own, is computed
@@ -154,7 +154,7 @@ def replaced_by_default(term: type[Term]) -> frozenset[str]:
 
 
 def implementation(term: Term, kernels: str) -> Maker | None:
-    """The implementation of a term on a kernel set; None: its own methods are to be called.
+    """The implementation of a term on an engine; None: its own methods are to be called.
 
     Args:
         term: The term.

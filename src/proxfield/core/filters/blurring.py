@@ -32,7 +32,7 @@ class RowsByVertex(NamedTuple):
 
 
 @dataclass
-class Placed:
+class TouchedVertices:
     """Vertices that points touch."""
 
     table: building.Table  # hash table of the keys
@@ -55,7 +55,7 @@ class Placed:
         self.table, self.keys = self.table[:0].copy(), self.keys[:0].copy()
 
 
-def neighbors(placed: Placed, stride: Ints) -> NDArray[np.int32]:
+def neighbors(placed: TouchedVertices, stride: Ints) -> NDArray[np.int32]:
     """Neighbors back and forth along each axis, −1 for none.  # (touched, axes, 2)"""
     near = np.full((placed.touched, len(stride), 2), -1, dtype=np.int32)
     building.find_neighbors(placed.table, placed.touched_keys, stride, near)
@@ -112,7 +112,7 @@ class Separable(Blurring):
         blur: The kind of blur.
     """
 
-    def __init__(self, placed: Placed, stride: Ints, blur: Blur) -> None:
+    def __init__(self, placed: TouchedVertices, stride: Ints, blur: Blur) -> None:
         near = neighbors(placed, stride)
         placed.table = placed.table[:0].copy()
         keys, added = bridges.find_bridges(placed.touched_keys, stride, near, MIN_TOUCHED)
@@ -169,7 +169,7 @@ class Star(Blurring):
         blur: The kind of blur.
     """
 
-    def __init__(self, placed: Placed, stride: Ints, blur: Blur) -> None:
+    def __init__(self, placed: TouchedVertices, stride: Ints, blur: Blur) -> None:
         near = neighbors(placed, stride)
         placed.forget_keys()
         self.start, self.member = star.vertex_lists(near)
@@ -210,6 +210,6 @@ class Star(Blurring):
         )
 
 
-def make_blurring(placed: Placed, stride: Ints, blur: Blur) -> Blurring:
+def make_blurring(placed: TouchedVertices, stride: Ints, blur: Blur) -> Blurring:
     """The blur over all vertices; arguments of `Separable`."""
     return Star(placed, stride, blur) if blur is STAR else Separable(placed, stride, blur)

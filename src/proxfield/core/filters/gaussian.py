@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from proxfield.core.common.arrays import Array, Floats
-from proxfield.core.filters.plan import SMALLEST_MASS, check_features
-from proxfield.core.filters.registry import choose, make_filter
+from proxfield.core.filters.plan import SMALLEST_MASS, check_features, choose, make_filter
 from proxfield.errors import InputError, shown
 
 Shape = tuple[int, ...]

@@ -1,6 +1,6 @@
 """The permutohedral lattice's constants: how features are scaled onto it, and what keys vertices.
 
-Every backend builds the same lattice from these.
+Every engine builds the same lattice from these.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 MIN_TOUCHED = 2
 """A vertex that no point touches is added if it has this many touched neighbors."""
 SAMPLE_STRIDE = 5
-"""Every so many points are looked at to choose a blur."""
+"""A blur is chosen by every fifth point."""
 MAX_VISITS = 5.5
 """Vertices per point that separable blurs may visit, as estimated from the sample."""
 CHEAP_VISITS = 360_000
 """Vertices that they may visit however few points there are."""
 COARSE_VISITS = 14.5
-"""The same for coarse blurs, counted as if they were separable: per point, …"""
+"""Vertices per point that coarse blurs may visit, counted as if they were separable."""
 COARSE_CHEAP_VISITS = 550_000
-"""… however few points there are, …"""
+"""Vertices that coarse blurs may visit however few points there are."""
 COARSE_MAX_VISITS = 1_150_000
-"""… and however many: then vertices are too many for caches."""
+"""Maximum number of vertices that they may visit: more don't fit into caches."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Blur:
     - separable: B = C Cᵀ, where C blurs along one axis after another. Each vertex keeps
       1 − 2·share along an axis and gets ``share`` of both neighbors. Closest to the Gaussian
       where points are dense: the lattice is fine, and vertices between touched ones are added.
-    - coarse: the same with a smaller share over a coarser lattice, which has a third fewer
+    - coarse: separable with a smaller share over a coarser lattice, which has a third fewer
       vertices.
     - star: B = T M T, where T and M blur along all axes at once. In T a vertex keeps two shares
       and gets one from each of the 2 (d + 1) neighbors. In M it keeps one half, and the neighbors'
@@ -65,7 +65,7 @@ class Blur:
         return 1.0 / (2 * d + 4) if self.along is None else self.along
 
     def middle_share(self, d: int) -> float:
-        """The same in the blur between them; 0 if there is none."""
+        """Share that a vertex gives to each neighbor in the middle blur; 0 if there is none."""
         return 1.0 / (4 * d + 4) if self.along is None else 0.0
 
     def variance(self, d: int) -> float:

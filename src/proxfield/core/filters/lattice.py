@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from proxfield.core.common.arrays import Floats
 from proxfield.core.compiled.jit import max_threads, threads_for
 from proxfield.core.compiled.simd import padded
-from proxfield.core.filters.blurring import Placed, RowsByVertex, make_blurring
+from proxfield.core.filters.blurring import RowsByVertex, TouchedVertices, make_blurring
 from proxfield.core.filters.geometry import (
     SAMPLE_STRIDE,
     STAR,
@@ -95,7 +95,7 @@ def corner_arrays(n: int, d: int) -> tuple[Rows, NDArray[np.float32]]:
 
 def place_points(
     features: Floats, blur: Blur, chunks: Chunks, row: Rows, weight: NDArray[np.float32]
-) -> Placed:
+) -> TouchedVertices:
     """Find the simplices of all points; fills `corner_arrays`."""
     n, d = features.shape
     factor, scale = axis_scales(d, blur), np.sqrt(peak(d, blur))
@@ -115,7 +115,7 @@ def place_points(
         for c, size in enumerate(counts):
             vertex.append(np.empty(size, dtype=np.uint32))
             table, keys, count = building.merge(table, keys, count, found[c, :size], vertex[-1])
-    return Placed(table, keys, int(count), vertex)
+    return TouchedVertices(table, keys, int(count), vertex)
 
 
 class LatticeFilter(HostPlan):
@@ -168,7 +168,7 @@ class LatticeFilter(HostPlan):
         """Which rows stand for which vertex."""
 
     def regrouped(self, width: int, most: int) -> LatticeFilter:
-        """The same filter in other chunks (arguments of `make_chunks`); shares all the rest."""
+        """This filter in other chunks (arguments of `make_chunks`); all the rest is shared."""
         out = copy.copy(self)
         out.width, out.row = width, np.empty_like(self.row)
         out.chunks = make_chunks(len(self.row), width, most)

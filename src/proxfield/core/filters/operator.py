@@ -1,32 +1,17 @@
-"""The normalized operator A of a Gaussian term: for the host, for devices and under autograd."""
+"""The normalized operator A of a Gaussian term and bounds on its eigenvalues.
+
+For numpy arrays and torch tensors alike, also under autograd. The certified step rests on the
+bounds.
+"""
 
 from __future__ import annotations
 
 import copy
-from typing import Protocol
 
 from proxfield.core.common.arrays import Array, cast, library_of, rsqrt
-from proxfield.core.filters.bounds import kernel_range
+from proxfield.core.filters.plan import Plan
 
 NORMALIZATIONS = ("none", "before", "after", "symmetric")
-
-
-class Products(Protocol):
-    """What an operator needs of a plan (see `proxfield.core.filters.plan.Plan`)."""
-
-    single: bool
-
-    def apply(self, values: Array) -> Array:
-        """K @ values."""
-
-    def diagonal(self) -> Array:
-        """K_ii."""
-
-    def ones(self) -> Array:
-        """One channel of ones."""
-
-    def mass(self) -> Array:
-        """Total weights."""
 
 
 class Operator:
@@ -37,7 +22,8 @@ class Operator:
     ½ (k_ij/n_i + k_ij/n_j).
 
     Args:
-        plan: K over the points, with numpy arrays or torch tensors.
+        plan: K over the points, with numpy arrays or torch tensors; any object with the methods
+            of a `Plan` will do.
         normalization: One of `NORMALIZATIONS`.
         self_message: Keep a_ii.
         mass: n_i where they are known already.  # (..., n, 1)
@@ -52,7 +38,7 @@ class Operator:
     """
 
     def __init__(
-        self, plan: Products, normalization: str, self_message: bool, mass: Array | None = None
+        self, plan: Plan, normalization: str, self_message: bool, mass: Array | None = None
     ) -> None:
         self.plan = plan
         self.normalization = normalization
@@ -136,8 +122,91 @@ class Operator:
         return low + zero, high + zero
 
     def in_type_of(self, values: Array) -> Operator:
-        """The same operator with its scales in the type of ``values``, converted once."""
+        """This operator with its scales in the type of ``values``, converted once."""
         out = copy.copy(self)
         out.scale = None if self.scale is None else cast(self.scale, values)
         out._own = None if self.self_message else cast(self.own, values)
         return out
+
+
+def kernel_range(
+    normalization: str, mass: Array | None, row_sums: Array | None, self_weights: Array | None
+) -> tuple[Array, Array]:
+    """Bounds on the eigenvalues of the normalized kernel A of a set of points.
+
+    K has no negative eigenvalue; after symmetric normalization none is above 1, else none is
+    above the largest row sum (A has no negative entry). The symmetric part of D⁻¹K, with
+    ‖K‖ ≤ M and the entries of D between m and M, has none below −(M − m)² / 8m(M + m)
+    (Strang 1962, eigenvalues of Jordan products). Without its diagonal, which lies between the
+    smallest and the largest a_ii, the eigenvalues of A move down by at least the one and at most
+    the other.
+
+    Args:
+        normalization: "none", "symmetric", "before" or "after".
+        mass: Total weights n_i = Σ_j k_ij; used by "before" and "after" alone.  # (..., n)
+        row_sums: Σ_j a_ij with the diagonal; not used by "symmetric".  # (..., n)
+        self_weights: a_ii where the diagonal is left out, None where it is kept.  # (..., n)
+
+    Returns:
+        The lower and the upper bound, one for each set of points.  # (...), (...)
+
+    Example:
+        >>> import numpy as np
+        >>> low, high = kernel_range("none", None, np.array([1.5, 1.2]), np.ones(2))
+        >>> float(low), float(high)
+        (-1.0, 0.5)
+    """
+    if normalization == "symmetric":
+        low, high = 0.0, 1.0
+    else:
+        xp = library_of(row_sums)
+        high = xp.amax(row_sums, -1)
+        low = 0.0 * high
+        if normalization != "none":
+            least, most = xp.amin(mass, -1), xp.amax(mass, -1)
+            low = -xp.minimum(high, (most - least) ** 2 / (8 * least * (most + least)))
+    if self_weights is None:
+        return low, high
+    xp = library_of(self_weights)
+    return low - xp.amax(self_weights, -1), high - xp.amin(self_weights, -1)
+
+
+def product_range(low: Array, high: Array, table: Array) -> tuple[Array, Array]:
+    """Bounds on the eigenvalues of A ⊗ M on centered blocks, and 0.
+
+    They are products of an eigenvalue of A, between ``low`` and ``high``, and one of the
+    compatibility M between centering projections. Blocks are centered since marginals sum to 1.
+
+    Args:
+        low: Lower bound on the eigenvalues of A.  # (...)
+        high: Upper bound on them.  # (...)
+        table: M, weight times compatibility.  # (labels, labels)
+
+    Returns:
+        The smallest and the largest product, at most and at least 0.  # (...), (...)
+
+    Example:
+        >>> import numpy as np
+        >>> low, high = product_range(np.array(0.0), np.array(1.0), np.diag([-2.0, -2.0]))
+        >>> round(float(low), 9), round(float(high), 9)
+        (-2.0, 0.0)
+    """
+    xp = library_of(table)
+    n_labels = table.shape[-1]
+    centering = xp.diag(xp.ones_like(table[0])) - 1.0 / n_labels
+    values = xp.linalg.eigvalsh(centering @ table @ centering)
+    return products_within(low, high, values[0], values[-1])
+
+
+def products_within(low: Array, high: Array, least: Array, most: Array) -> tuple[Array, Array]:
+    """Bounds on products of a number within one interval and one within another, and 0.
+
+    Example:
+        >>> import numpy as np
+        >>> low, high = products_within(*map(np.array, (0.0, 1.0, -2.0, 3.0)))
+        >>> float(low), float(high)
+        (-2.0, 3.0)
+    """
+    xp = library_of(most)
+    ends = xp.stack([k * m for k in (low, high) for m in (least, most)])
+    return xp.amin(ends, 0).clip(None, 0.0), xp.amax(ends, 0).clip(0.0)

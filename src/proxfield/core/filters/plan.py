@@ -1,15 +1,20 @@
-"""What a plan is: out_i = Σ_j k(f_i, f_j) v_j over fixed points, k(f, f') = exp(−½‖f − f'‖²)."""
+"""What a plan is: out_i = Σ_j k(f_i, f_j) v_j over fixed points, k(f, f') = exp(−½‖f − f'‖²).
+
+And the plans of the host by name.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from importlib import import_module
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from proxfield.core.common.arrays import Array, Floats
-from proxfield.errors import InputError, UnsupportedError
+from proxfield.core.filters.geometry import Blur
+from proxfield.errors import InputError, UnsupportedError, shown
 
 MAX_DIMENSIONS = 20
 """Maximum number of features per point."""
@@ -123,3 +128,32 @@ def check_features(features: ArrayLike) -> Floats:
             "the bandwidth is too small for values of this size"
         )
     return out
+
+
+FILTERS: dict[str, tuple[str, str]] = {
+    "exact": ("proxfield.core.filters.exact", "ExactFilter"),
+    "lattice": ("proxfield.core.filters.lattice", "LatticeFilter"),
+}
+"""A new filter is one module and one entry here; nothing is imported before it is asked for."""
+
+EXACT_POINTS = 2000
+"""Points up to which ``filter="auto"`` computes every pair."""
+
+
+def choose(name: str, points: int) -> str:
+    """ "auto" resolved: every pair for few points, the lattice for many."""
+    if name == "auto":
+        return "exact" if points <= EXACT_POINTS else "lattice"
+    if name not in FILTERS:
+        raise InputError(f"unknown filter {shown(name)}, expected auto, {', '.join(FILTERS)}")
+    return name
+
+
+def make_filter(name: str, features: ArrayLike, blur: Blur | None = None) -> HostPlan:
+    """A filter by name ("exact" or "lattice"); the lattice's blur, if it isn't to choose."""
+    if name not in FILTERS:
+        raise InputError(f"unknown filter {shown(name)}, expected {', '.join(FILTERS)}")
+    module, kind = FILTERS[name]
+    options = {} if blur is None or name != "lattice" else {"blur": blur}
+    made: HostPlan = getattr(import_module(module), kind)(features, **options)
+    return made

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Hashable
 from functools import cached_property
 
@@ -13,27 +12,10 @@ from proxfield.core.common.arrays import Doubles, Pixels
 from proxfield.core.filters.plan import MAX_SPAN
 
 
-class Points(ABC):
-    """Where points lie, without the array of their features.
-
-    Attributes:
-        shape: Points and features.
-    """
-
-    shape: tuple[int, int]
-
-    @abstractmethod
-    def array(self) -> Doubles:
-        """The features.  # (n, d)"""
-
-    @property
-    @abstractmethod
-    def bounded(self) -> bool:
-        """Whether features are known to be finite and to lie within `MAX_SPAN`."""
-
-
-class PixelPoints(Points):
+class PixelPoints:
     """The pixels of an image: their positions, and their channels if they have any.
+
+    ``shape`` holds the numbers of points and of features.
 
     Args:
         pixels: Shape of the image without channels.
@@ -76,6 +58,7 @@ class PixelPoints(Points):
         return np.asarray(np.arange(first, first + self.pixels[axis]) * self.scale[axis])
 
     def array(self) -> Doubles:
+        """The features.  # (n, d)"""
         k = len(self.pixels)
         out = np.empty((*self.pixels, self.shape[1]))
         for axis in range(k):
@@ -87,6 +70,7 @@ class PixelPoints(Points):
 
     @cached_property
     def bounded(self) -> bool:
+        """Whether features are known to be finite and to lie within `MAX_SPAN`."""
         ends: list[float] = [0.0]
         with np.errstate(over="ignore"):
             for first, n, s in zip(self.origin, self.pixels, self.scale, strict=True):

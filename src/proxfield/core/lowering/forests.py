@@ -75,7 +75,7 @@ def make_forests(
         >>> forests.node.tolist(), forests.above.tolist()
         ([0, 2, 1], [1, 1, -1])
     """
-    from proxfield.core.compiled.forests import induced_forest
+    from proxfield.core.compiled.graphs import induced_forest
 
     n = len(usable)
     covered = np.where(usable, 0, 2).astype(np.int8)

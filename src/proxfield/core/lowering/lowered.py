@@ -11,17 +11,62 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from proxfield.core.lowering.builder import Builder
+from proxfield.core.lowering.merging import compressed_rows
 from proxfield.core.lowering.reduction import Reduction, Untouched
 from proxfield.core.lowering.zeros import possible
 from proxfield.core.terms.base import Floats, Ints, Layout, Term, offers
 from proxfield.core.terms.factor import Factor
 from proxfield.core.terms.pairwise import Ising, Potts
 from proxfield.core.terms.unary import Unary
+
+if TYPE_CHECKING:
+    from proxfield.core.engines.base import Program
+
+
+MAX_KEPT = 8
+"""Maximum number of programs kept per field."""
+
+ProgramKey = tuple[int, str, str, int | None]
+"""Thread, kernels, floating-point type and number of threads of a program."""
+
+
+class ProgramCache:
+    """The programs of one lowered field, made once and used again; not copied or pickled with it.
+
+    One inference asks for the same program several times: for the iterations, for the curvature,
+    for rounding, for F in float64. A program has scratch arrays of its own, so each thread has its
+    own programs. Large programs live only as long as somebody uses them, small ones as long as the
+    field.
+    """
+
+    def __init__(self) -> None:
+        self.used: WeakValueDictionary[ProgramKey, Program] = WeakValueDictionary()
+        self.kept: dict[ProgramKey, Program] = {}
+        self.lock = Lock()
+
+    def __reduce__(self) -> tuple[type[ProgramCache], tuple[()]]:
+        return ProgramCache, ()
+
+    def get(self, key: ProgramKey) -> Program | None:
+        """The program, if there is one."""
+        with self.lock:
+            return self.used.get(key)
+
+    def add(self, key: ProgramKey, program: Program, keep: bool) -> None:
+        """Remember a program."""
+        with self.lock:
+            self.used[key] = program
+            if keep:
+                while len(self.kept) >= MAX_KEPT:
+                    del self.kept[next(iter(self.kept))]
+                self.kept[key] = program
 
 
 @dataclass(frozen=True)
@@ -42,6 +87,9 @@ class Lowered:
         default_factory=dict, init=False, repr=False, compare=False
     )
     """What differentiable inference made of it: energies and programs by device, and curvature."""
+    programs: ProgramCache = field(
+        default_factory=ProgramCache, init=False, repr=False, compare=False
+    )
 
     @property
     def layout(self) -> Layout:
@@ -69,6 +117,16 @@ class Lowered:
     def hard(self) -> bool:
         """Whether configurations (not only labels) are still forbidden."""
         return any(f.hard for f in self.factors)
+
+    def color(self) -> Ints:
+        """A greedy coloring: no two variables of one term get the same color.  # (n_vars,)"""
+        from proxfield.core.compiled.graphs import greedy_colors  # imports numba
+
+        none = np.zeros((0, 2), dtype=np.int64)
+        pairs = np.concatenate([none, *(t.neighbors(self.layout) for t in self.terms)])
+        row, column, _ = compressed_rows(self.layout.n_vars, pairs, [])
+        colors: Ints = greedy_colors(row, column)
+        return colors
 
     def energy(self, labels: Ints) -> float:
         """Energy of a labelling of the variables that are left."""

@@ -15,7 +15,7 @@ BASE_BYTES = 1 << 18
 SPIN_BYTES = 90
 """State per entry of a binary field: a state and its copy while kernels warm up, marginals."""
 ENTRY_BYTES = 200
-"""The same for any other field."""
+"""State per entry of any other field."""
 SECOND_ORDER_BYTES = 200
 """Vectors of the test that tells minima from saddles."""
 LANCZOS_BYTES = 200

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from proxfield.core.common.arrays import Array
 from proxfield.core.engines import compile_program
-from proxfield.core.engines.cache import program_for
-from proxfield.core.engines.certified import certifiable, damping_for, relative_damping
+from proxfield.core.engines.plan import certifiable, damping_for, relative_damping
+from proxfield.core.engines.registry import program_for
 from proxfield.core.lowering.lowered import Lowered, lower
 from proxfield.core.solve.lanczos import HOST, Lanczos, Vectors
 from proxfield.core.solve.refinement import PRODUCTS, TOLERANCE, StepRefinement, iterations_between
@@ -59,7 +59,7 @@ class Curvature:
     Args:
         lowered: The lowered field.
         field: The field itself, for L (which looks at the tables as they were given).
-        kernels: The kernel set to multiply with.
+        kernels: The engine to multiply with.
         seconds: Maximum seconds to spend on an eigenvalue, or on the norms of all tables;
             after that a bound from the tables serves, which is certified too.
         now: The clock.

@@ -9,7 +9,7 @@ import numpy as np
 
 from proxfield.core.common.checks import is_whole
 from proxfield.core.common.logs import log
-from proxfield.core.engines.cache import program_for
+from proxfield.core.engines.registry import program_for
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.solve.history import Callback
 from proxfield.core.solve.loop import Loop

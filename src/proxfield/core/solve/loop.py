@@ -10,18 +10,21 @@ from contextlib import nullcontext
 from copy import Error as CopyError
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.core.common.interrupts import finish_first
 from proxfield.core.engines.base import Batch, Program, Rows, State, Updates
-from proxfield.core.engines.plan import Order, Refinement, Update
+from proxfield.core.engines.plan import Order, Update
 from proxfield.core.solve.history import History, Limits, Seen
 from proxfield.core.solve.pace import FIRST_CHUNK, Pace, advance, advance_in_parts, sweep_parts
 from proxfield.core.solve.stationarity import fixed_points, is_fixed_point
 from proxfield.result import Status
+
+if TYPE_CHECKING:
+    from proxfield.core.solve.refinement import StepRefinement
 
 P = TypeVar("P")
 S = TypeVar("S")
@@ -255,7 +258,7 @@ class Drive(Generic[P, S]):
         self.parts = sweep_parts(plan) if slow and hurry and program.cuts_sweeps else []
         self.blind = program.fields > 1 and not (self.trace or getattr(plan, "watches", False))
         """Whether F of the states isn't known, so that none of them can be the best."""
-        self.refinement: Refinement | None = None
+        self.refinement: StepRefinement | None = None
         """A better step for the plan, while it is looked for."""
         if isinstance(plan, Update) and plan.refinement is not None:
             self.plan = cast(P, plan.refined())

@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.core.common.records import Record
-from proxfield.core.engines.cache import program_for
 from proxfield.core.engines.numba.pack import is_binary
 from proxfield.core.engines.plan import Update
-from proxfield.core.engines.registry import placed
+from proxfield.core.engines.registry import placed, program_for
 from proxfield.core.jobs import run_jobs, slots_of, threads_per_item
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.solve.infer import finish, infer_one

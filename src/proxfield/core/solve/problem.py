@@ -9,7 +9,6 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.core.lowering.coloring import color_graph
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.solve.curvature import Curvature
 from proxfield.core.terms.base import Ints
@@ -34,7 +33,7 @@ class Problem:
     @cached_property
     def coloring(self) -> tuple[Ints, Ints]:
         """Variables by color, and where each color starts; those of one color share no term."""
-        colors = color_graph(self.lowered)
+        colors = self.lowered.color()
         counts = np.bincount(colors, minlength=1)
         return np.argsort(colors, kind="stable"), np.concatenate([[0], np.cumsum(counts)])
 

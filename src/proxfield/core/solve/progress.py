@@ -166,7 +166,7 @@ def watching(wanted: bool, name: str, callback: Callback | None) -> Iterator[Cal
     if bar is None:
         yield callback
         return
-    from proxfield.core.compiled.jit import when_compiling
+    from proxfield.core.compiled.notice import when_compiling
 
     def show(progress: Progress) -> object:
         bar.update(share_done(progress), name, detail(progress))

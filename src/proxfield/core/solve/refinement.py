@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.core.engines.certified import damping_for
+from proxfield.core.engines.plan import damping_for
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.solve.lanczos import Lanczos
 from proxfield.core.solve.pace import Clock

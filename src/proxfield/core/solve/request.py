@@ -14,9 +14,8 @@ from numpy.typing import DTypeLike
 
 from proxfield.core.common.checks import is_real, is_whole
 from proxfield.core.common.logs import log
-from proxfield.core.devices.registry import find
-from proxfield.core.engines.cache import program_for
-from proxfield.core.engines.registry import KERNELS, Placement, on_host, placed
+from proxfield.core.devices.base import find
+from proxfield.core.engines.registry import ENGINES, Placement, on_host, placed, program_for
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.solve.curvature import Curvature
 from proxfield.core.solve.history import Callback, Limits
@@ -128,7 +127,7 @@ class Request:
         return "the rule's default number" if self.max_iters is None else "as asked"
 
     def kernels_for(self, lowered: Lowered) -> str:
-        """The kernel set that iterates a field."""
+        """The engine that iterates a field."""
         if self.lazy:
             from proxfield.core.engines.lazy import suits  # imports numba
 
@@ -163,7 +162,7 @@ class Request:
                 program_for, kernels=self.kernels, dtype=self.dtype, threads=self.threads
             )
         curvature = Curvature(lowered, field, host, hurry, self.now, at_once, device)
-        plain_chains = placed(self.kernels).kernels.plain_chains
+        plain_chains = placed(self.kernels).engine.plain_chains
         problem = Problem(lowered, curvature, self.seed, plain_chains)
         max_iters = self.max_iters
         if max_iters is None:
@@ -195,7 +194,7 @@ class Request:
 
 def on_gpu(kernels: str) -> bool:
     """Do the field's filters move to a device too, and do batches iterate there?"""
-    return placed(kernels).kernels.triton
+    return placed(kernels).engine.triton
 
 
 def choose_place(device: object, kernels: str | None, dtype: DTypeLike | None) -> Place:
@@ -204,7 +203,7 @@ def choose_place(device: object, kernels: str | None, dtype: DTypeLike | None) -
 
 
 def choose_kernels(device: object, kernels: str | None, dtype: DTypeLike | None) -> tuple[str, str]:
-    """Names of the kernel set, with its device unless that is the host, and of the dtype.
+    """Names of the engine, with its device unless that is the host, and of the dtype.
 
     Example:
         >>> choose_kernels("cpu", None, None)
@@ -216,21 +215,21 @@ def choose_kernels(device: object, kernels: str | None, dtype: DTypeLike | None)
         raise InputError(f"device={shown(device)}, expected cpu, cuda or cuda:1 and the like")
     if not (kernels is None or isinstance(kernels, str)):
         raise InputError(f"kernels={shown(kernels)}, expected reference, cpu, cuda or torch")
-    if kernels is not None and kernels.partition(":")[0] not in KERNELS:
-        raise InputError(f"unknown kernels {shown(kernels)}, expected one of: {', '.join(KERNELS)}")
+    if kernels is not None and kernels.partition(":")[0] not in ENGINES:
+        raise InputError(f"unknown kernels {shown(kernels)}, expected one of: {', '.join(ENGINES)}")
     if device == "cpu":
         place = placed("cpu" if kernels is None else kernels)
         place.device.check()
     else:
         name = "" if kernels is None else kernels.partition(":")[0]
-        where = find(device, any_of_torch=name in KERNELS and KERNELS[name].anywhere)
+        where = find(device, any_of_torch=name in ENGINES and ENGINES[name].anywhere)
         where.check()
-        if name and name not in where.kernel_sets:
+        if name and name not in where.engines:
             raise InputError(
                 f"kernels={kernels!r} don't run on device {device!r}; leave them out, or use "
                 "device cpu"
             )
-        place = Placement(name or where.kernel_sets[0], where)
+        place = Placement(name or where.engines[0], where)
     kernels = str(place)
     if dtype is None:
         return kernels, place.device.dtype

@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.core.engines.base import Program
-from proxfield.core.engines.cache import program_for
-from proxfield.core.engines.registry import placed
+from proxfield.core.engines.registry import placed, program_for
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.solve.request import moved, on_gpu
 from proxfield.core.terms.base import Floats, Ints, expectation

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from proxfield.core.common.logs import log
 from proxfield.core.engines import compile_program
 from proxfield.core.engines.base import Program, State, slack
-from proxfield.core.engines.cache import program_for
 from proxfield.core.engines.plan import Chains, Explored, Plan
-from proxfield.core.engines.registry import on_host
+from proxfield.core.engines.registry import on_host, program_for
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.solve.curvature import Curvature
 from proxfield.core.solve.history import History, Limits, Seen
@@ -34,7 +33,7 @@ MINIMUM, SADDLE = Verdict.MINIMUM, Verdict.SADDLE
 FIRST_PRODUCTS = 3
 """Products with H before the second-order test looks at the clock."""
 HOST_KERNELS = ("cpu", "lazy", "reference")
-"""Kernel sets whose filters are those of the terms themselves."""
+"""Engines whose filters are those of the terms themselves."""
 FEWEST_PRODUCTS = 24
 """Products with H that the second-order test may always make."""
 QUICK_TEST_SECONDS = 0.01

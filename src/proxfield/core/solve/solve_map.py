@@ -11,8 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 from proxfield.core.common.interrupts import finish_first
 from proxfield.core.common.logs import log
 from proxfield.core.engines.base import Program
-from proxfield.core.engines.cache import program_for
 from proxfield.core.engines.plan import Chains
+from proxfield.core.engines.registry import program_for
 from proxfield.core.lowering.forests import graph_of
 from proxfield.core.lowering.interactions import interaction_scale
 from proxfield.core.lowering.lowered import Lowered

@@ -12,12 +12,11 @@ from numpy.typing import ArrayLike, NDArray
 from proxfield.core.common.arrays import Arrays
 from proxfield.core.common.checks import whole_count
 from proxfield.core.filters import FILTERS, choose, make_filter
-from proxfield.core.filters.bounds import product_range
 from proxfield.core.filters.geometry import BLURS
 from proxfield.core.filters.operator import NORMALIZATIONS as NORMALIZATIONS
-from proxfield.core.filters.operator import Operator
+from proxfield.core.filters.operator import Operator, product_range
 from proxfield.core.filters.plan import HostPlan, Plan, check_features
-from proxfield.core.filters.points import Points
+from proxfield.core.filters.points import PixelPoints
 from proxfield.core.terms.base import Floats, Ints, Layout, Tables, Term, as_floats, largest_finite
 from proxfield.errors import InputError, shown
 
@@ -74,7 +73,7 @@ class Gaussian(Term):
 
     def __init__(
         self,
-        features: ArrayLike | Points,
+        features: ArrayLike | PixelPoints,
         weight: float = 1.0,
         compatibility: ArrayLike | str | None = "potts",
         *,
@@ -94,13 +93,13 @@ class Gaussian(Term):
         if blur is not None and blur not in BLURS:
             raise InputError(f"unknown blur {shown(blur)}, expected None, {', '.join(BLURS)}")
         self.blur = blur
-        self.points: Points | None = None
+        self.points: PixelPoints | None = None
         """What makes the features, if they weren't given as an array."""
-        if isinstance(features, Points) and features.bounded:
+        if isinstance(features, PixelPoints) and features.bounded:
             self.points = features
             self.n_points, self.n_features = features.shape
         else:
-            given = features.array() if isinstance(features, Points) else features
+            given = features.array() if isinstance(features, PixelPoints) else features
             self.features = check_features(given)
             self.n_points, self.n_features = self.features.shape
         """Variables in the block."""

@@ -8,10 +8,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.core.common.arrays import Doubles, Floats, Ints
 from proxfield.core.compiled.jit import PARALLEL_WORK, current_threads, kernel
 from proxfield.core.compiled.math import exp_negative
 from proxfield.core.compiled.simd import LANES, padded
-from proxfield.core.terms.base import Doubles, Floats, Ints, Layout, Visits
+from proxfield.core.terms.base import Layout, Visits
 from proxfield.people.numba.occupancy_kernels import (
     Cameras,
     Room,

@@ -20,10 +20,10 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.core.common.arrays import Doubles
 from proxfield.core.compiled.jit import exact, inlined, kernel, parallel_kernel
 from proxfield.core.compiled.math import LOG2_E, from_bits
 from proxfield.core.compiled.simd import LANES, integrate_rows, sum_rows
-from proxfield.core.terms.base import Doubles
 from proxfield.people.numba import DIRECT, SMALLEST
 
 LOG_DIRECT = float(np.log2(DIRECT))
@@ -261,7 +261,7 @@ def gather_small(
     cameras: Cameras, images: Doubles, c: int, room: Room, few: NDArray[np.uint32], factor: float,
     psi: float, out: Doubles,
 ) -> None:  # fmt: skip
-    """The same for p_i below `DIRECT`, where differences of integral images lose their digits.
+    """`gather` for p_i below `DIRECT`, where differences of integral images lose their digits.
 
     Their pixels are summed one by one, unless these would be more than the image has a few times:
     then from integral images of the pixels with small N alone, one for each `LEVEL`. All pixels of
@@ -373,7 +373,7 @@ def ratio_parallel(
     cameras: Cameras, images: Doubles, room: Room, logs: Doubles, ground: Doubles, base: Doubles,
     variance: float, slopes: Doubles, energies: Doubles,
 ) -> None:  # fmt: skip
-    """Likewise."""
+    """Cameras over threads, by the ratio model.  # slopes: (C, n)"""
     direct = begin(logs, room)
     for c in numba.prange(len(energies)):
         slopes[c] = 0.0

@@ -1,1 +1,1 @@
-"""The kernel set "cpu": programs compiled with numba."""
+"""The engine "cpu": programs compiled with numba."""

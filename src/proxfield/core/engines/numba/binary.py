@@ -16,11 +16,11 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.core.common.arrays import Doubles, Floats, Ints
 from proxfield.core.compiled.jit import inlined, kernel, parallel_kernel
 from proxfield.core.compiled.math import as_bits, exp_ratio, from_bits, log1m
 from proxfield.core.engines.numba.kinds import Motion, difference_move, move_differences, rates_of
 from proxfield.core.engines.plan import Kind
-from proxfield.core.terms.base import Doubles, Floats, Ints
 
 CLAMP = 1000.0
 """|a| of a variable with an impossible label: its probability underflows to nothing."""
@@ -175,7 +175,7 @@ BlockMean = Callable[[BinaryPack, Motion, BinaryArrays, Floats, Floats, Floats, 
 
 
 def block_mean(kind: Kind, others: BlockMean) -> BlockMean:
-    """q ← (1 − s) q + s q* of one block by one kind, likewise."""
+    """q ← (1 − s) q + s q* of one block by one kind; rules of other kinds go to ``others``."""
     number = int(kind)
     difference = difference_move(kind)
 
@@ -380,7 +380,7 @@ def evaluate(pack: BinaryPack, st: BinaryArrays, phase: int) -> tuple[float, flo
 
 @kernel
 def energy_only(pack: BinaryPack, st: BinaryArrays, phase: int) -> float:
-    """The same without the entropy, where that is known."""
+    """Gradient into ``g``; returns the energy, where the entropy is known."""
     n = len(pack.bias)
     energy = 0.0
     for i0 in range(0, n, BLOCK):

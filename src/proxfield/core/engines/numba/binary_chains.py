@@ -14,13 +14,13 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.core.common.arrays import Doubles, Floats, Ints
 from proxfield.core.compiled.jit import embedded, inlined, parallel_kernel
 from proxfield.core.compiled.math import softplus
 from proxfield.core.compiled.random import uniform
 from proxfield.core.engines.numba.binary import BinaryPack
-from proxfield.core.engines.numba.draws import BLOCK, logits, logs, temperature_at
+from proxfield.core.engines.numba.draws import BLOCK, Schedule, logits, logs, temperature_at
 from proxfield.core.lowering.forests import Forests
-from proxfield.core.terms.base import Doubles, Floats, Ints
 
 GROUP = 16
 """Visits that are looked at together."""
@@ -85,10 +85,13 @@ def send_messages(
 @embedded
 def visit_nodes(
     row: Ints, column: NDArray[np.int32], weight: Floats, forests: BinaryForests, end: int,
-    size: int, begin: int, count: int, v: Doubles, x: Doubles, r: Doubles, a: Doubles,
+    size: int, begin: int, v: Doubles, x: Doubles, r: Doubles, a: Doubles,
 ) -> None:  # fmt: skip
-    """Sample variables of a forest from the roots down, each given its parent; then the rest."""
-    for k in range(begin, begin + count):
+    """Sample variables of a forest from the roots down, each given its parent; then the rest.
+
+    r: The thresholds of as many visits as are to be made, of which the first has number ``begin``.
+    """
+    for k in range(begin, begin + len(r)):
         if k < size:
             i, p = forests.node[end - 1 - k], forests.above[end - 1 - k]
             h = a[i] if p < 0 else a[i] + forests.weight[end - 1 - k] * v[p]
@@ -146,16 +149,15 @@ def begin_chain(pack: BinaryPack, q: Floats, seed: np.uint64, v: Doubles, x: Dou
 
 @parallel_kernel
 def draw_binary(
-    pack: BinaryPack, forests: BinaryForests, q: Floats, hot: Doubles, cold: Doubles, sweeps: Ints,
-    seeds: NDArray[np.uint64], drawn: NDArray[np.bool_], by_forests: NDArray[np.bool_],
-    metropolis: bool, room: Doubles,
-) -> None:  # fmt: skip
+    pack: BinaryPack, forests: BinaryForests, q: Floats, schedule: Schedule, room: Doubles
+) -> None:
     """Run all chains that are drawn; ``q`` becomes their labelling.
 
     ``room`` is for labels, local fields, those without parents, and random thresholds.
     # q: (chains, n + 2 pad), room: (chains, 4, max(n, BLOCK))
     """
     row, column, weight = pack.row, pack.column, pack.weight
+    hot, cold, sweeps, seeds, drawn, by_forests, metropolis = schedule
     for b in numba.prange(len(hot)):
         if drawn[b]:
             n, seed = len(pack.bias), seeds[b]
@@ -179,7 +181,7 @@ def draw_binary(
                     if by_forests[b]:
                         size = end - start
                         visit_nodes(
-                            row, column, weight, forests, end, size, begin, count, v, x, r, a
+                            row, column, weight, forests, end, size, begin, v, x, r[:count], a
                         )
                     else:
                         visit_block(row, column, weight, metropolis, begin, count, v, x, r)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numba
 import numpy as np
 
+from proxfield.core.common.arrays import Doubles, Floats, Ints
 from proxfield.core.compiled.jit import NO, inlined, kernel, parallel_kernel
 from proxfield.core.compiled.math import exp_ratio, log1m
 from proxfield.core.engines.numba.binary import BinaryPack, entropy_of, first_from
-from proxfield.core.terms.base import Doubles, Floats, Ints
 
 GROUP = 1024
 """Variables of a color that one thread takes at a time."""
@@ -53,7 +53,6 @@ def sweep(
     a: Floats,
     h: Doubles,
     order: Ints,
-    n_iters: int,
     tol: float,
     beta: float,
     greedy: bool,
@@ -61,8 +60,11 @@ def sweep(
     f_out: Doubles,
     change_out: Doubles,
 ) -> tuple[int, float]:
-    """Whole sweeps in the given order(s), one row of ``order`` each; returns (sweeps done, F)."""
-    for it in range(n_iters):
+    """Whole sweeps in the given order(s), one row of ``order`` each; returns (sweeps done, F).
+
+    f_out, change_out: F before and the largest change of each, as many as sweeps are wanted.
+    """
+    for it in range(len(f_out)):
         f_out[it] = f
         change = 0.0
         row = order[it % len(order)]
@@ -73,7 +75,7 @@ def sweep(
         change_out[it] = change
         if change <= tol:
             return it + 1, f
-    return n_iters, f
+    return len(f_out), f
 
 
 @parallel_kernel

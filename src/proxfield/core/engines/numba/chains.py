@@ -11,6 +11,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
+from proxfield.core.common.arrays import Doubles, Floats, Ints
 from proxfield.core.compiled.jit import NO, inlined, parallel_kernel
 from proxfield.core.compiled.math import exp_ratio
 from proxfield.core.engines.numba import general_sweep
@@ -19,7 +20,6 @@ from proxfield.core.engines.numba.binary import entropy_of as binary_entropy_of
 from proxfield.core.engines.numba.draws import temperature_at
 from proxfield.core.engines.numba.general import GeneralPack, contract, pairwise_into
 from proxfield.core.engines.numba.general import entropy_of as general_entropy_of
-from proxfield.core.terms.base import Doubles, Floats, Ints
 
 SURE = 40.0
 """Energies (over the temperature) from which on a label is certain to rounding."""

@@ -8,28 +8,30 @@ block order, so the same input gives the same bits.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
 from functools import cached_property
+from types import ModuleType
 from typing import Generic
 
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.core.common.arrays import Array
-from proxfield.core.compiled.forests import induced_forest
+from proxfield.core.common.arrays import Array, Doubles, Floats, Ints
+from proxfield.core.compiled.graphs import induced_forest
 from proxfield.core.compiled.jit import (
     PARALLEL_WORK,
     ParallelKernel,
     max_threads,
-    note_ready,
     thread_count,
 )
 from proxfield.core.engines.base import Program, Rows, State, residual_of, rounding_of, slack
 from proxfield.core.engines.numba.binary_chains import BinaryForests
+from proxfield.core.engines.numba.families import DESCENT, kind_of, note_compiled
 from proxfield.core.engines.numba.general_chains import GeneralForests
 from proxfield.core.engines.numba.kinds import Motion
 from proxfield.core.engines.numba.pack import CHUNK
-from proxfield.core.engines.numba.state import ArraysT, CpuState, Kernels, PackT, SweepKernels
-from proxfield.core.engines.numba.terms import CpuTerm, on_cpu
+from proxfield.core.engines.numba.state import ArraysT, CpuState, Known, PackT
+from proxfield.core.engines.numba.terms import CpuTerm, add_gradients, on_cpu
 from proxfield.core.engines.numba.visits import VisitingSweeps
 from proxfield.core.engines.plan import (
     SMALLEST_STEP,
@@ -44,15 +46,17 @@ from proxfield.core.engines.plan import (
 from proxfield.core.engines.reference import ReferenceState
 from proxfield.core.lowering.forests import FORESTS
 from proxfield.core.lowering.lowered import Lowered
-from proxfield.core.terms.base import Floats, Ints, Term
 
 
 class CpuProgram(Program, Generic[PackT, ArraysT]):
     """What the two CPU programs share: the three ways to advance."""
 
-    kernels: Kernels
-    sweeps: SweepKernels
-    chains: ParallelKernel  # for chains of marginals, and polishing
+    kernels: ModuleType
+    """`binary` or `general`, whose functions have the same names and arguments."""
+    sweeps: ModuleType
+    """`binary_sweep` or `general_sweep`."""
+    chains: ParallelKernel
+    """For chains of marginals, and polishing."""
     pack: PackT
     sweep_pack: PackT
     constant: float
@@ -67,11 +71,16 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
         self.layout = lowered.layout
         self.dtype = np.dtype(dtype)
         self.threads = max_threads() if threads is None else max(1, min(threads, max_threads()))
+        self._build()
+
+    @abstractmethod
+    def _build(self) -> None:
+        """Pack the field: sets the attributes above."""
 
     @cached_property
-    def extras(self) -> list[tuple[Term, CpuTerm | None]]:
-        """Terms that can't be lowered, each with its own CPU implementation if it has one."""
-        return [(t, on_cpu(t, self.layout, self.dtype)) for t in self.lowered.extras]
+    def extras(self) -> list[CpuTerm]:
+        """Terms that can't be lowered."""
+        return [on_cpu(t, self.layout, self.dtype) for t in self.lowered.extras]
 
     @property
     def parallel(self) -> bool:
@@ -93,8 +102,8 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
         """The natural parameters, in the kernels' own layout."""
 
     @abstractmethod
-    def _entropies(self, s: CpuState[ArraysT]) -> float:
-        """Fill ``s.h``; return the sum."""
+    def _entropies(self, s: CpuState[ArraysT], out: Doubles) -> float:
+        """Entropy of each variable into ``out``; returns the sum."""
 
     def _entropy(self, s: CpuState[ArraysT]) -> float:
         """H of the buffer in use, without the energy."""
@@ -102,17 +111,14 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
             parts = np.zeros((self.n_blocks, 4))
             self.kernels.entropy_parallel(self.pack, s.arrays, s.phase, parts)
             return float(parts[:, 1].sum())
-        s.h = np.zeros(self.layout.n_vars)
-        total = self._entropies(s)
-        s.h = None
-        return total
+        return self._entropies(s, np.zeros(self.layout.n_vars))
 
     @abstractmethod
     def _set(self, s: CpuState[ArraysT], theta: Floats) -> None:
         """Take natural parameters in the flat layout."""
 
     @abstractmethod
-    def _theta(self, s: CpuState[ArraysT]) -> NDArray[np.float64]:
+    def _theta(self, s: CpuState[ArraysT]) -> Doubles:
         """Natural parameters in the flat layout."""
 
     @abstractmethod
@@ -133,12 +139,7 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
 
     def warm_up(self, plan: Plan, state: State, trace: bool) -> None:
         super().warm_up(plan, state, trace)
-        if not (self.parallel or self.lowered.extras):
-            self.note_ready(kind_of(plan))
-
-    def note_ready(self, work: str) -> None:
-        """Remember that kernels for a kind of work on small fields like this one are compiled."""
-        note_ready(family(type(self), self.dtype.name, work))
+        note_compiled(self, kind_of(plan))
 
     def _evaluate(self, s: CpuState[ArraysT]) -> float:
         """F of the buffer in use; its gradient is left in ``g``."""
@@ -150,16 +151,15 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
             energy, entropy = float(parts[:, 0].sum()), float(parts[:, 1].sum())
         else:
             energy, entropy = self.kernels.evaluate(self.pack, s.arrays, s.phase)
-        s.entropy = entropy
+        s.known.entropy = entropy
         extra = self._add_extras(s)  # their gradient counts whether or not F is finite
         if s.pending:
             return np.inf
         return float(self.constant + energy + extra - entropy)
 
     def _evaluate_with(self, s: CpuState[ArraysT], entropy: float) -> float:
-        """The same for fields with extra terms, where the entropy is known."""
+        """`_evaluate` for fields with extra terms, where the entropy is known."""
         energy = self.kernels.energy_only(self.pack, s.arrays, s.phase)
-        s.entropy = entropy
         extra = self._add_extras(s)
         return np.inf if s.pending else float(self.constant + energy + extra - entropy)
 
@@ -167,14 +167,7 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
         """Add the gradient of terms without a kernel to ``g``; return their energy."""
         if not self.lowered.extras:
             return 0.0
-        q = self.marginals(State(s))
-        total = 0.0
-        for term, own in self.extras:
-            if own is not None:
-                total += own.add_gradient(q.astype(self.dtype, copy=False), s.arrays.g)
-            else:
-                total += term.evaluate(self.layout, q, s.arrays.g)
-        return total
+        return add_gradients(self.extras, self.marginals(State(s)), s.arrays.g)
 
     def set_unary(self, energies: Array, at: Ints | None = None) -> None:
         self.version += 1
@@ -187,15 +180,13 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
     def _present(self, state: State) -> CpuState[ArraysT]:
         """The state's arrays, without numbers that belong to other unary energies."""
         s: CpuState[ArraysT] = state.arrays
-        if s.version != self.version:
-            s.known_f = s.cached_f = s.order_f = None
-            s.version = self.version
+        s.see_unary(self.version)
         return s
 
     def free_energy(self, state: State) -> float:
         s = self._present(state)
-        if s.known_f is not None:  # a rule that looks at F has just evaluated it
-            return s.known_f
+        if s.known.f is not None:  # a rule that looks at F has just evaluated it
+            return s.known.f
         with thread_count(self.threads):
             return self._evaluate(s)
 
@@ -211,22 +202,18 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
             )
         with thread_count(self.threads):
             if isinstance(plan, Update):
-                s.h = None
-                s.order_f = None
                 s.natural = not plan.kind.averages_marginals and n > 0
                 rows = self._advance_update(s, plan, n, tol, trace or plan.watches)
             else:
-                s.known_f = None
                 s.natural = n > 0
                 if isinstance(plan, Order):
                     rows = self._advance_order(s, plan, n, tol)
                 else:
-                    s.h = s.order_f = None
                     rows = self._advance_custom(state, plan, n, tol)
         if s.pending and n > 0:
             rows.free_energy[:] = np.inf
             s.pending = False
-            s.entropy = s.known_f = s.order_f = None
+            s.known = Known()
         return rows
 
     kept_motion: tuple[Update, bool, Motion] | None = None
@@ -263,39 +250,38 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
     def _advance_update(
         self, s: CpuState[ArraysT], plan: Update, n: int, tol: float, trace: bool
     ) -> Rows:
-        if plan.watches and (s.known_f is None or s.entropy is None):
-            s.known_f = self._evaluate(s)
-        elif s.entropy is None:
-            s.entropy = self._entropy(s)
-        f, s.known_f = s.known_f, None
+        before = s.forget()
+        entropy, f = before.entropy, before.f if before.gradient else None
+        if plan.watches and (f is None or entropy is None):
+            f, entropy = self._evaluate(s), s.known.entropy
+        elif entropy is None:
+            entropy = self._entropy(s)
+        assert entropy is not None
         motion = self._motion(plan, trace)
         energies, changes = np.full(n, np.nan), np.full(n, np.nan)
-        if plan.search is not None:
-            assert f is not None
-            done, entropy, twice, f = self._searched_steps(
-                s, motion, plan.search, tol, f, energies, changes
-            )
-        elif not (self.parallel or self.lowered.extras):
+        if not (self.parallel or self.lowered.extras or plan.search is not None):
             done, s.phase, entropy, twice, f = self.kernels.run(
-                self.pack, s.arrays, motion, n, tol, s.phase, s.entropy, self.constant,
+                self.pack, s.arrays, motion, n, tol, s.phase, entropy, self.constant,
                 energies, changes, 0.0 if f is None else f,
             )  # fmt: skip
-        elif plan.adaptive:
+        elif plan.watches:
             assert f is not None
-            done, entropy, twice, f = self._adaptive_steps(s, motion, tol, f, energies, changes)
+            done, entropy, twice, f = self._watched_steps(
+                s, motion, plan.search, tol, f, entropy, energies, changes
+            )
         else:
-            done, entropy, twice = self._plain_steps(s, motion, tol, energies, changes)
-        s.known_f = f if plan.watches else None
-        s.entropy = entropy if trace else None
+            done, entropy, twice = self._plain_steps(s, motion, tol, entropy, energies, changes)
+        watched = plan.watches
+        s.known = Known(entropy if trace else None, f if watched else None, gradient=watched)
         return Rows(energies[:done] if trace else np.full(done, np.nan), changes[:done], twice)
 
     def _plain_steps(
-        self, s: CpuState[ArraysT], motion: Motion, tol: float,
-        energies: NDArray[np.float64], changes: NDArray[np.float64],
+        self, s: CpuState[ArraysT], motion: Motion, tol: float, entropy: float,
+        energies: Doubles, changes: Doubles,
     ) -> tuple[int, float, float]:  # fmt: skip
         """One call an iteration: returns (iterations done, entropy, difference from two before)."""
         parts = np.zeros((self.n_blocks, 4))
-        entropy, twice = s.entropy or 0.0, np.inf
+        twice = np.inf
         for k in range(len(changes)):
             if self.lowered.extras:
                 energies[k] = self._evaluate_with(s, entropy)
@@ -310,59 +296,54 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
                 return k + 1, entropy, twice
         return len(changes), entropy, twice
 
-    def _adaptive_steps(
-        self, s: CpuState[ArraysT], motion: Motion, tol: float, f: float,
-        energies: NDArray[np.float64], changes: NDArray[np.float64],
+    def _watched_steps(
+        self, s: CpuState[ArraysT], motion: Motion, search: Search | None, tol: float, f: float,
+        entropy: float, energies: Doubles, changes: Doubles,
     ) -> tuple[int, float, float, float]:  # fmt: skip
-        """The same for the adaptive rule, which looks at F after each step; returns F too."""
+        """One update at a time, made again from where it began if F rose: with a smaller step
+        (each trial costs a gradient), or with the certified one. Also returns F."""
         parts = np.zeros((self.n_blocks, 4))
-        entropy, twice = s.entropy or 0.0, np.inf
+        twice = np.inf
         for k in range(len(changes)):
             energies[k] = f
-            for redo in (False, True):
-                entropy, changes[k], twice = self._move(s, motion, redo, parts)
+            bound = f + motion.slack * (1.0 + abs(f))
+            for trial, redo, last in self._trials(s, motion, search):
+                entropy, changes[k], twice = self._move(s, trial, redo, parts)
                 s.phase = 1 - s.phase
                 new = self._look(s, entropy, parts)
-                if redo or not new > f + motion.slack * (1.0 + abs(f)):
+                risen = new > bound if search is None else not new <= bound  # NaN: a smaller step
+                if last or not risen:
                     break
-                s.phase = 1 - s.phase  # F rose: again with the certified step
+                s.phase = 1 - s.phase
             f = new
             if not changes[k] > tol:
                 return k + 1, entropy, twice, f
         return len(changes), entropy, twice, f
 
-    def _searched_steps(
-        self, s: CpuState[ArraysT], motion: Motion, search: Search, tol: float, f: float,
-        energies: NDArray[np.float64], changes: NDArray[np.float64],
-    ) -> tuple[int, float, float, float]:  # fmt: skip
-        """The same with a step that is searched for: every trial costs one gradient."""
-        parts = np.zeros((self.n_blocks, 4))
-        entropy, twice = s.entropy or 0.0, np.inf
-        theta, g = np.empty_like(self._natural(s)), np.empty_like(s.arrays.g)
+    def _trials(
+        self, s: CpuState[ArraysT], motion: Motion, search: Search | None
+    ) -> Iterator[tuple[Motion, bool, bool]]:
+        """Ways to make an update, one after another: with which numbers, whether with the
+        certified step, and whether this is the last way. Where it goes on, F has risen."""
+        if search is None:
+            yield motion, False, False
+            yield motion, True, True
+            return
+        theta, g = self._natural(s).copy(), s.arrays.g.copy()
         size = search.first if s.size is None else s.size
-        motion = motion._replace(step=motion.step.copy(), inverse=motion.step.copy())
-        for k in range(len(changes)):
-            energies[k] = f
-            theta[:], g[:] = self._natural(s), s.arrays.g
-            while True:
-                motion.step.fill(size)
-                motion.inverse.fill(1.0 / size)
-                trial = motion._replace(flat=size)
-                entropy, changes[k], twice = self._move(s, trial, False, parts)
-                s.phase = 1 - s.phase
-                new = self._look(s, entropy, parts)
-                if new <= f + motion.slack * (1.0 + abs(f)) or size <= SMALLEST_STEP:
-                    break
-                s.phase = 1 - s.phase  # F rose: again from here, with a smaller step
-                self._natural(s)[:], s.arrays.g[:] = theta, g
-                size *= search.shrinkage
-            f, s.size = new, min(search.largest, size * search.growth)
-            size = s.size
-            if not changes[k] > tol:
-                return k + 1, entropy, twice, f
-        return len(changes), entropy, twice, f
+        while True:
+            s.size = min(search.largest, size * search.growth)  # of the next update
+            step = np.full_like(motion.step, size)
+            inverse = np.full_like(motion.step, 1.0 / size)
+            yield (
+                motion._replace(step=step, inverse=inverse, flat=size),
+                False,
+                size <= SMALLEST_STEP,
+            )
+            self._natural(s)[:], s.arrays.g[:] = theta, g
+            size *= search.shrinkage
 
-    def _totals(self, parts: NDArray[np.float64]) -> tuple[float, float, float, float]:
+    def _totals(self, parts: Doubles) -> tuple[float, float, float, float]:
         if len(parts) == 0:
             return 0.0, 0.0, 0.0, 0.0
         h = float(parts[:, 1].sum())
@@ -375,7 +356,7 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
         )
 
     def _move(
-        self, s: CpuState[ArraysT], motion: Motion, redo: bool, parts: NDArray[np.float64]
+        self, s: CpuState[ArraysT], motion: Motion, redo: bool, parts: Doubles
     ) -> tuple[float, float, float]:
         """Update from ``g`` into the other buffer: (entropy, change, difference)."""
         old, new = s.phase, 1 - s.phase
@@ -385,38 +366,38 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
         self.kernels.update_parallel(self.pack, s.arrays, motion, old, new, redo, parts)
         return self._totals(parts)[1:]
 
-    def _look(self, s: CpuState[ArraysT], entropy: float, parts: NDArray[np.float64]) -> float:
+    def _look(self, s: CpuState[ArraysT], entropy: float, parts: Doubles) -> float:
         """F of the buffer in use, whose entropy is known; its gradient is left in ``g``."""
         if self.lowered.extras:
             return self._evaluate_with(s, entropy)
         self._gradient(s, parts)
         return self.constant + self._totals(parts)[0] - entropy
 
-    def _fused(self, s: CpuState[ArraysT], motion: Motion, parts: NDArray[np.float64]) -> None:
+    def _fused(self, s: CpuState[ArraysT], motion: Motion, parts: Doubles) -> None:
         """Gradient and update of one parallel iteration."""
         self._gradient(s, parts)
         old, new = s.phase, 1 - s.phase
         self.kernels.update_parallel(self.pack, s.arrays, motion, old, new, False, parts)
 
     @abstractmethod
-    def _gradient(self, s: CpuState[ArraysT], parts: NDArray[np.float64]) -> None:
+    def _gradient(self, s: CpuState[ArraysT], parts: Doubles) -> None:
         """The gradient of the buffer in use, over threads."""
 
     def _advance_order(self, s: CpuState[ArraysT], plan: Order, n: int, tol: float) -> Rows:
         self.need_visits(plan)
         if self.lowered.extras:
             return self._advance_by_visits(s, plan, n, tol)
-        if s.h is None or s.order_f is None:
-            s.order_f = self._evaluate(s)
-            s.h = np.zeros(self.layout.n_vars)
-            self._entropies(s)
-        f = s.order_f  # carried on, not evaluated anew: chunks must not show in the bits
+        before = s.forget()
+        f, h = before.carried, before.entropies
+        if f is None or h is None:  # else carried on: chunks must not show in the bits
+            f, h = self._evaluate(s), np.zeros(self.layout.n_vars)
+            self._entropies(s, h)
         energies, changes = np.full(n, np.nan), np.full(n, np.nan)
         done = 0
         if plan.starts is not None and self.parallel:
             for done in range(1, n + 1):
                 energies[done - 1] = f
-                delta, changes[done - 1] = self._color_sweep(s, plan)
+                delta, changes[done - 1] = self._color_sweep(s, h, plan)
                 f += delta
                 if changes[done - 1] <= tol:
                     break
@@ -425,16 +406,15 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
             if plan.shuffle is not None and n > 0:
                 order = np.stack([plan.shuffle.permutation(plan.variables) for _ in range(n)])
             done, f = self.sweeps.sweep(
-                self.sweep_pack, self._buffer(s), self._natural(s), s.h, order, n, tol,
+                self.sweep_pack, self._buffer(s), self._natural(s), h, order, tol,
                 plan.inverse_temperature, False, f, energies, changes,
             )  # fmt: skip
-        s.entropy, s.order_f = float(s.h.sum()), float(f)
+        s.known = Known(float(h.sum()), entropies=h, carried=float(f))
         return Rows(energies[:done], changes[:done])
 
     def _advance_by_visits(self, s: CpuState[ArraysT], plan: Order, n: int, tol: float) -> Rows:
         """Sweeps where terms aren't lowered: one Python call per variable and term."""
         energies, changes = np.full(n, np.nan), np.full(n, np.nan)
-        s.h = s.order_f = None
         for k in range(n):
             energies[k] = self._evaluate(s)
             q = self.marginals(State(s))
@@ -448,21 +428,21 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
             changes[k] = float(np.abs(q - old).max(initial=0.0))
             if not changes[k] > tol:
                 break
-        s.entropy = s.known_f = None
+        s.forget()
         return Rows(energies[: k + 1], changes[: k + 1]) if n else Rows(energies, changes)
 
     @cached_property
     def visiting(self) -> VisitingSweeps:
         """Sweeps of a field with terms that aren't lowered."""
-        return VisitingSweeps(self.lowered, [own for _, own in self.extras])
+        return VisitingSweeps(self.lowered, self.extras)
 
-    def _color_sweep(self, s: CpuState[ArraysT], plan: Order) -> tuple[float, float]:
+    def _color_sweep(self, s: CpuState[ArraysT], h: Doubles, plan: Order) -> tuple[float, float]:
         assert plan.starts is not None
         delta, change = 0.0, 0.0
         for a, b in zip(plan.starts[:-1], plan.starts[1:], strict=True):
             parts = np.zeros((-(-int(b - a) // self.sweeps.GROUP), 2))
             self.sweeps.color_parallel(
-                self.sweep_pack, self._buffer(s), self._natural(s), s.h, plan.variables[a:b],
+                self.sweep_pack, self._buffer(s), self._natural(s), h, plan.variables[a:b],
                 plan.inverse_temperature, parts,
             )  # fmt: skip
             delta += float(parts[:, 0].sum())
@@ -471,6 +451,7 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
 
     def _advance_custom(self, state: State, plan: Custom, n: int, tol: float) -> Rows:
         s: CpuState[ArraysT] = state.arrays
+        s.forget()
         energies, changes, period2 = [], [], np.inf
         for _ in range(n):
             energies.append(self._evaluate(s))
@@ -485,14 +466,14 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
             period2 = back / plan.step
             if not changes[-1] > tol:
                 break
-        s.entropy = None
+        s.forget()
         return Rows(np.array(energies), np.array(changes), period2)
 
     @abstractmethod
-    def _flat_gradient(self, s: CpuState[ArraysT]) -> NDArray[np.float64]:
+    def _flat_gradient(self, s: CpuState[ArraysT]) -> Doubles:
         """``g`` in the flat layout."""
 
-    def gradient(self, q: Floats) -> NDArray[np.float64]:
+    def gradient(self, q: Floats) -> Doubles:
         state = self.start(q)
         self._evaluate(state.arrays)
         return self._flat_gradient(state.arrays)
@@ -527,7 +508,7 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
 
     @cached_property
     def _no_forests(self) -> BinaryForests | GeneralForests:
-        """The same arrays, empty."""
+        """No forests, for chains that move by none."""
         return self._pack_forests(0, np.zeros(self.layout.n_vars, dtype=bool))
 
     def warm_up_forests(self) -> None:
@@ -551,52 +532,29 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
         """So many induced forests of the field."""
 
     @abstractmethod
-    def _chain_arrays(self, starts: NDArray[np.float64]) -> tuple[Floats, Floats]:
+    def _chain_arrays(self, starts: Doubles) -> tuple[Floats, Floats]:
         """Marginals and room for natural parameters of many chains, in the kernels' layout."""
 
     @abstractmethod
-    def _chain_marginals(self, arrays: Floats) -> NDArray[np.float64]:
-        """The other way: flat marginals.  # (chains, size)"""
+    def _chain_marginals(self, arrays: Floats) -> Doubles:
+        """Marginals of chains in the flat layout.  # (chains, size)"""
 
-    def descend(self, labels: Floats, sweeps: int) -> NDArray[np.float64]:
+    def descend(self, labels: Floats, sweeps: int) -> Doubles:
         self.need_sweeps()
         state = self.start(labels)
         s: CpuState[ArraysT] = state.arrays
-        s.h = np.zeros(self.layout.n_vars)
+        h = np.zeros(self.layout.n_vars)
         order = np.arange(self.layout.n_vars)[None]
         rows = np.zeros(sweeps)
         self.sweeps.sweep(
-            self.sweep_pack, self._buffer(s), self._natural(s), s.h, order, sweeps, 0.0, 1.0,
+            self.sweep_pack, self._buffer(s), self._natural(s), h, order, 0.0, 1.0,
             True, 0.0, rows, rows.copy(),
         )  # fmt: skip
-        self.note_ready(DESCENT)
+        note_compiled(self, DESCENT)
         return self.marginals(state)
 
 
-DESCENT = "descend"
-"""A kind of work: `Program.descend`."""
-
-
-def kind_of(plan: Plan) -> str:
-    """A kind of work by its plan: those of a kind share kernels.
-
-    Example:
-        >>> kind_of(Order(np.arange(3)))
-        'Order'
-    """
-    if isinstance(plan, Update) and plan.search is not None:
-        return "Search"
-    if isinstance(plan, Order) and plan.starts is not None:
-        return "Colors"
-    return type(plan).__name__
-
-
-def family(program: type[Program], dtype: str, work: str) -> str:
-    """A name for the kernels with which a class of programs does a kind of work."""
-    return f"{program.__name__}-{dtype}-{work}"
-
-
-def inverse_of(step: NDArray[np.float64], dtype: np.dtype[np.floating]) -> Floats:
+def inverse_of(step: Doubles, dtype: np.dtype[np.floating]) -> Floats:
     """1 / step in a type, without a temporary array of all variables."""
     out = np.empty(len(step), dtype=dtype)
     for i in range(0, len(step), CHUNK):

@@ -7,11 +7,13 @@ gradient nor (where the step is full) the natural parameters are ever stored.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numba
 import numpy as np
+from numpy.typing import NDArray
 
+from proxfield.core.common.arrays import Doubles, Floats, Ints
 from proxfield.core.compiled.jit import embedded, inlined, parallel_kernel
 from proxfield.core.compiled.math import exp_nonpositive
 from proxfield.core.compiled.simd import (
@@ -30,8 +32,8 @@ from proxfield.core.compiled.simd import (
     total,
     weighted,
 )
-from proxfield.core.engines.numba.kinds import move_variable, proximal
-from proxfield.core.filters.numba.lattice import CHUNK, RUN
+from proxfield.core.engines.numba.kinds import Motion, move_variable, proximal
+from proxfield.core.filters.numba.lattice import CHUNK, RUN, Chunks, Rows
 
 OUT = 1e30
 """Stands in the padding, where exp(−x) must be 0."""
@@ -42,27 +44,43 @@ class DensePack(NamedTuple):
 
     labels: int
     width: int  # labels, padded to whole groups of lanes
-    corners: Any  # of each lattice; tuples of arrays of theirs are longer, see `together`
-    unary: Any  # (size,)
+    corners: Ints  # of each lattice
+    unary: Floats  # (size,)
+
+
+class LatticeArrays(NamedTuple):
+    """LatticeArrays as `advance` reads them, flat arrays; in `dense_pair`, arrays as they are.
+
+    Tuples may be longer than there are lattices; see `dense_views.together`.
+    """
+
+    row: tuple[Rows, ...]
+    weight: tuple[NDArray[np.float32], ...]
+    chunk: tuple[Ints, ...]
+    factor_in: tuple[Floats, ...]
+    factor_out: tuple[Floats, ...]
+    rows: tuple[Floats, ...]  # values as splatted, or to slice from
+    number: int  # of lattices
+    longest: int  # rows of the largest chunk, of all lattices together
 
 
 class Own(NamedTuple):
     """Self-messages to take out."""
 
-    weight: Any  # of each point for each term  # (k, n)
-    table: Any  # their compatibilities  # (k, labels, labels)
+    weight: Floats  # of each point for each term  # (k, n)
+    table: Floats  # their compatibilities  # (k, labels, labels)
     diagonal: bool  # are all of those diagonal?
 
 
 class DenseArrays(NamedTuple):
     """The state; an array that a rule doesn't need has length 0."""
 
-    old: Any  # (size,)
-    new: Any  # (size,); may be ``old`` itself
-    theta: Any
-    u: Any
-    v: Any
-    shift: Any  # gradient of terms without a lattice, or empty
+    old: Floats  # (size,)
+    new: Floats  # (size,); may be ``old`` itself
+    theta: Floats
+    u: Floats
+    v: Floats
+    shift: Floats  # gradient of terms without a lattice, or empty
 
 
 class How(NamedTuple):
@@ -80,8 +98,8 @@ class How(NamedTuple):
 
 @inlined
 def gather_run(
-    row: Any, weight: Any, corners: int, factor: Any, begin: int, rows: Any, width: int, i0: int,
-    i1: int, g: Any,
+    row: Rows, weight: NDArray[np.float32], corners: int, factor: Floats, begin: int, rows: Floats,
+    width: int, i0: int, i1: int, g: Floats,
 ) -> None:  # fmt: skip
     """Add the filtered values of pixels i0 to i1 from one lattice."""
     for i in range(i0, i1):
@@ -91,8 +109,8 @@ def gather_run(
 
 @inlined
 def splat_run(
-    row: Any, weight: Any, corners: int, factor: Any, begin: int, rows: Any, width: int, i0: int,
-    i1: int, e: Any,
+    row: Rows, weight: NDArray[np.float32], corners: int, factor: Floats, begin: int, rows: Floats,
+    width: int, i0: int, i1: int, e: Floats,
 ) -> None:  # fmt: skip
     """Spread pixels i0 to i1 over one lattice."""
     for i in range(i0, i1):
@@ -101,7 +119,7 @@ def splat_run(
 
 
 @inlined
-def take_own(own: Own, labels: int, q: Any, width: int, i0: int, i1: int, g: Any) -> None:
+def take_own(own: Own, labels: int, q: Floats, width: int, i0: int, i1: int, g: Floats) -> None:
     """Subtract the self-messages from the filtered values of pixels i0 to i1."""
     weight, table, diagonal = own
     for t in range(len(weight)):
@@ -119,7 +137,9 @@ def take_own(own: Own, labels: int, q: Any, width: int, i0: int, i1: int, g: Any
 
 
 @inlined
-def energy_of(unary: Any, q: Any, labels: int, i0: int, i1: int, width: int, g: Any) -> float:
+def energy_of(
+    unary: Floats, q: Floats, labels: int, i0: int, i1: int, width: int, g: Floats
+) -> float:
     """⟨q, unary + ½ g⟩ of some pixels; g are their filtered values."""
     out = 0.0
     for i in range(i0, i1):
@@ -130,12 +150,12 @@ def energy_of(unary: Any, q: Any, labels: int, i0: int, i1: int, width: int, g: 
 class Damping(NamedTuple):
     """What a proximal step needs of a `Motion`."""
 
-    step: Any  # (n,)
+    step: Floats  # (n,)
     beta: float
 
 
 @inlined
-def center(theta: Any, o: int, g: Any, at: int, labels: int) -> None:
+def center(theta: Floats, o: int, g: Floats, at: int, labels: int) -> None:
     """Shift one pixel's natural parameters to have minimum 0, and copy them."""
     low = theta[o]
     for l in range(1, labels):
@@ -148,7 +168,7 @@ def center(theta: Any, o: int, g: Any, at: int, labels: int) -> None:
 
 @embedded
 def damp_proximal(
-    theta: Any, damping: Damping, labels: int, i0: int, i1: int, width: int, g: Any
+    theta: Floats, damping: Damping, labels: int, i0: int, i1: int, width: int, g: Floats
 ) -> None:
     """`damp` for proximal steps alone, the commonest: compiles in half the time."""
     step, beta = damping
@@ -165,7 +185,9 @@ def damp_proximal(
 
 
 @embedded
-def damp(st: Any, motion: Any, labels: int, i0: int, i1: int, width: int, g: Any) -> None:
+def damp(
+    st: DenseArrays, motion: Motion, labels: int, i0: int, i1: int, width: int, g: Floats
+) -> None:
     """Gradients of some pixels → natural parameters, by the rules that keep those."""
     theta, u, v = st.theta, st.u, st.v
     beta, steps = motion.beta, motion.step
@@ -181,7 +203,7 @@ def damp(st: Any, motion: Any, labels: int, i0: int, i1: int, width: int, g: Any
 
 @inlined
 def average(
-    st: Any, mix: float, labels: int, i: int, trace: bool, g: Any, e: Any, at: int
+    st: DenseArrays, mix: float, labels: int, i: int, trace: bool, g: Floats, e: Floats, at: int
 ) -> float:
     """Mix new marginals (in ``e``) with the old; returns the entropy if there is a trace."""
     o = i * labels
@@ -200,7 +222,9 @@ def average(
 
 
 @inlined
-def add_unary(unary: Any, shift: Any, labels: int, i0: int, i1: int, width: int, g: Any) -> None:
+def add_unary(
+    unary: Floats, shift: Floats, labels: int, i0: int, i1: int, width: int, g: Floats
+) -> None:
     """Add unary energies (and a shift) to the filtered values; padding gets `OUT`."""
     for i in range(i0, i1):
         at, o = (i - i0) * width, i * labels
@@ -212,7 +236,7 @@ def add_unary(unary: Any, shift: Any, labels: int, i0: int, i1: int, width: int,
 
 
 @inlined
-def exponentials(pixels: int, width: int, g: Any, e: Any) -> None:
+def exponentials(pixels: int, width: int, g: Floats, e: Floats) -> None:
     """Shift each row to have minimum 0, then e = exp(−g)."""
     for r in range(pixels):
         at = r * width
@@ -225,7 +249,7 @@ def exponentials(pixels: int, width: int, g: Any, e: Any) -> None:
 
 
 @inlined
-def entropy_of(q: Any, first: int, end: int) -> float:
+def entropy_of(q: Floats, first: int, end: int) -> float:
     """−Σ q log q of some entries."""
     out = 0.0
     for k in range(first, end):
@@ -236,9 +260,9 @@ def entropy_of(q: Any, first: int, end: int) -> float:
 
 @parallel_kernel
 def advance(
-    pack: Any, st: Any, chunks: Any, row: Any, weight: Any, chunk: Any, factor_in: Any,
-    factor_out: Any, rows: Any, longest: Any, own: Any, damping: Any, motion: Any, how: Any,
-    gradient: Any, step: Any, parts: Any,
+    pack: DensePack, st: DenseArrays, chunks: Chunks, lattices: LatticeArrays, own: Own | None,
+    damping: Damping | None, motion: Motion | None, how: How, gradient: Floats, step: Floats,
+    parts: Doubles,
 ) -> None:  # fmt: skip
     """One iteration: rows to slice from → new marginals → rows as splatted.
 
@@ -248,12 +272,12 @@ def advance(
     motion: `Motion`, or None. If both are None, q = softmax(−g), where no natural parameters are
         kept and no marginals averaged. What an argument is needed for isn't compiled where it is
         None.
-    longest: Rows of the largest chunk, for all terms together.
     step: Of each pixel; read only where steps differ.  # (n,)
     gradient: Written if ``how.look``, unless it is empty.  # (size,)
     """
     run, first, end = chunks
     labels, width, corners, unary = pack
+    row, weight, chunk, factor_in, factor_out, rows, _, longest = lattices
     # each array by a name of its own: fetching one from a tuple counts references, atomically
     old, new, shift = st.old, st.new, st.shift
     trace, mean, flat, look, blind, passing, given = how
@@ -346,7 +370,7 @@ def advance(
         parts[c, 3] = twice
 
 
-def dot(a: Any, b: Any) -> float:
+def dot(a: Floats, b: Floats) -> float:
     """⟨a, b⟩ in float64, by chunks in order; 0 · inf is 0."""
     parts = np.zeros((len(a) + CHUNK - 1) // CHUNK)
     dot_parts(a, b, parts)
@@ -354,7 +378,7 @@ def dot(a: Any, b: Any) -> float:
 
 
 @parallel_kernel
-def dot_parts(a: Any, b: Any, parts: Any) -> None:
+def dot_parts(a: Floats, b: Floats, parts: Doubles) -> None:
     """`dot` of each chunk."""
     for c in numba.prange(len(parts)):
         total = 0.0
@@ -363,7 +387,7 @@ def dot_parts(a: Any, b: Any, parts: Any) -> None:
         parts[c] = total
 
 
-def transpose(a: Any, out: Any) -> bool:
+def transpose(a: Floats, out: Floats) -> bool:
     """out = aᵀ, in tiles that stay in cache; returns whether all numbers are finite.
 
     # (labels, n) -> (n, labels)
@@ -374,7 +398,7 @@ def transpose(a: Any, out: Any) -> bool:
 
 
 @parallel_kernel
-def transpose_tiles(a: Any, out: Any, odd: Any) -> None:
+def transpose_tiles(a: Floats, out: Floats, odd: NDArray[np.bool_]) -> None:
     """`transpose`; says of each tile whether some number isn't finite."""
     labels, n = a.shape
     for task in numba.prange(len(odd)):

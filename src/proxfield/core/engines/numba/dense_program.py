@@ -14,25 +14,25 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.core.common.arrays import Floats, Ints
 from proxfield.core.compiled.jit import thread_count
 from proxfield.core.compiled.simd import padded
 from proxfield.core.engines.base import Rows, State
 from proxfield.core.engines.numba import dense, dense_pair, general
-from proxfield.core.engines.numba.cpu import CpuProgram
 from proxfield.core.engines.numba.dense import Damping, DenseArrays, DensePack, How, Own
 from proxfield.core.engines.numba.dense_views import Views, together
 from proxfield.core.engines.numba.general import GeneralArrays, GeneralPack
 from proxfield.core.engines.numba.kinds import Motion
 from proxfield.core.engines.numba.programs import GeneralProgram, GeneralState
-from proxfield.core.engines.numba.state import CpuState
-from proxfield.core.engines.numba.terms import on_cpu
+from proxfield.core.engines.numba.state import CpuState, Known
+from proxfield.core.engines.numba.terms import Plain, on_cpu
 from proxfield.core.engines.plan import Plan, Update
 from proxfield.core.engines.reference import TINY
 from proxfield.core.engines.terms import implementation
 from proxfield.core.filters.numba import lattice
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.lowering.reduction import Untouched
-from proxfield.core.terms.base import Floats, Layout, Term
+from proxfield.core.terms.base import Layout, Term
 from proxfield.core.terms.gaussian import Gaussian
 
 PARALLEL_ENTRIES = 50_000
@@ -60,9 +60,10 @@ class DenseProgram(GeneralProgram):
 
     sums_in_double = True
 
-    def __init__(self, lowered: Lowered, dtype: str, threads: int | None) -> None:
-        small = lowered.layout.size < PARALLEL_ENTRIES
-        CpuProgram.__init__(self, lowered, dtype, 1 if small else threads)
+    def _build(self) -> None:
+        lowered = self.lowered
+        if lowered.layout.size < PARALLEL_ENTRIES:
+            self.threads = 1
         self.terms = [t for t in lowered.extras if on_lattice(t)]
         others = [t for t in lowered.extras if not on_lattice(t)]
         self.others = [(t, on_cpu(t, self.layout, self.dtype)) for t in others]
@@ -197,7 +198,7 @@ class DenseProgram(GeneralProgram):
         shift = np.zeros(self.layout.size, dtype=self.dtype)
         total, before = 0.0, 0.0
         for term, own in self.others:
-            if own is not None:
+            if not isinstance(own, Plain):
                 total += own.add_gradient(q, shift)
                 before = dense.dot(q, shift) if trace else 0.0
                 continue
@@ -237,27 +238,26 @@ class DenseProgram(GeneralProgram):
                 if term.potts:
                     block += (term.weight * term.row_sums)[:, None].astype(self.dtype)
         p = q[self.end :].astype(np.float64)
-        s.entropy = float(parts[:, 1].sum() - (p[p > 0] * np.log(p[p > 0])).sum())
+        s.known.entropy = float(parts[:, 1].sum() - (p[p > 0] * np.log(p[p > 0])).sum())
         if s.pending:
             return np.inf
         energy = float(parts[:, 0].sum()) + self._tail_energy(q) + other
-        return float(self.constant + energy - s.entropy)
+        return float(self.constant + energy - s.known.entropy)
 
     def free_energy(self, state: State) -> float:
-        s: GeneralState = state.arrays
-        if s.cached_f is None:
-            s.cached_f = self._evaluate(s, gradient=False)
-        return s.cached_f
+        s = self._present(state)
+        if s.known.f is None:
+            s.known.f = self._evaluate(s, gradient=False)
+        return s.known.f
 
-    def gradient(self, q: Floats) -> NDArray[np.float64]:
-        state = self.start(q)
-        self._evaluate(state.arrays)
-        return self._flat_gradient(state.arrays)
+    def _pack_unary(self, energies: Floats, at: Ints | None) -> None:
+        self._write_unary(energies, at)
+        unary = self.lowered.unary.astype(self.dtype, copy=False)
+        self.dense_pack = self.dense_pack._replace(unary=unary)
 
     # ---- moving ----
 
     def advance(self, state: State, plan: Plan, n: int, tol: float, trace: bool) -> Rows:
-        state.arrays.cached_f = None
         rows = super().advance(state, plan, n, tol, trace)
         if not isinstance(plan, Update):
             self._shown = None
@@ -270,6 +270,7 @@ class DenseProgram(GeneralProgram):
             self._need(s, "theta", "g", "theta_before", "g_before")
             self._two_buffers(s)
             return super()._advance_update(s, plan, n, tol, trace)
+        entropy = s.forget().entropy
         full = plan.full
         # averages of marginals leave the natural parameters behind
         leaves = plan.kind.averages_marginals and not plan.kind.moments
@@ -281,8 +282,9 @@ class DenseProgram(GeneralProgram):
         self._need(s, *plan.kind.moment_names)
         if trace and s.arrays.q.nbytes <= MAX_CYCLE_BUFFER:
             self._two_buffers(s)
-        if trace and s.entropy is None:
+        if trace and entropy is None:
             self._evaluate(s, gradient=False)
+            entropy = s.known.entropy
         own = self.own is not None
         blind = full and tol < 0 and not (trace or own or self.tail or len(s.arrays.theta))
         quiet = full and not (trace or own or self.tail or self.others or len(s.arrays.theta))
@@ -290,14 +292,14 @@ class DenseProgram(GeneralProgram):
             return self._pair_steps(s, n, tol)
         motion = self._motion(plan, trace)
         energies, changes = np.full(n, np.nan), np.full(n, np.nan)
-        entropy, twice, done = s.entropy or 0.0, np.inf, 0
+        before, twice, done = entropy or 0.0, np.inf, 0
         for k in range(n):
             f, h, changes[k], twice = self._step(s, motion, blind, blind and k < n - 1)
-            energies[k] = self.constant + f - entropy if trace else np.nan
-            entropy, done = h, k + 1
+            energies[k] = self.constant + f - before if trace else np.nan
+            before, done = h, k + 1
             if not changes[k] > tol:
                 break
-        s.entropy = entropy if trace else None
+        s.known = Known(before if trace else None)
         return Rows(energies[:done], changes[:done], twice)
 
     def _step(
@@ -338,9 +340,8 @@ class DenseProgram(GeneralProgram):
         if motion is not None and len(arrays.theta) > 0 and not (motion.moments or motion.mean):
             damping, motion = Damping(step, motion.beta), None
         dense.advance(
-            self.dense_pack, arrays, self.views.chunks,
-            *self.views.flat("row", "weight", "chunk", "factor_in", "factor_out", "rows"),
-            self.views.longest, self.own, damping, motion, how, gradient, step, parts,
+            self.dense_pack, arrays, self.views.chunks, self.views.lattices(), self.own, damping,
+            motion, how, gradient, step, parts,
         )  # fmt: skip
         return parts
 
@@ -365,15 +366,14 @@ class DenseProgram(GeneralProgram):
         for done in range(1, n + 1):
             self.views.blur_one(rows, spare)
             dense_pair.advance_pair(
-                self.dense_pack.unary, q, self.views.chunks, len(self.views),
-                *self.views.through("row", "weight", "chunk", "factor_in", "factor_out"),
-                together(rows), together(fresh), tol < 0, tol < 0 and done < n, parts,
+                self.dense_pack.unary, q, self.views.chunks, self.views.lattices(rows),
+                together(fresh), tol < 0, tol < 0 and done < n, parts,
             )  # fmt: skip
             rows, fresh = fresh, rows
             changes[done - 1] = parts.max()  # NaN stays NaN
             if not changes[done - 1] > tol:
                 break
-        self._shown, s.entropy = None, None
+        self._shown = None
         return Rows(np.full(done, np.nan), changes[:done])
 
     def _move_tail(

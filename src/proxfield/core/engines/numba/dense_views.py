@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.core.common.arrays import Floats
 from proxfield.core.compiled.simd import LANES, padded
 from proxfield.core.engines.numba import dense_pair
+from proxfield.core.engines.numba.dense import LatticeArrays
 from proxfield.core.filters.blurring import Separable
 from proxfield.core.filters.numba import lattice
 from proxfield.core.filters.numba.lattice import CACHE_BYTES, FEW_VERTICES
@@ -119,16 +121,28 @@ class Views:
                     found[id(mine)] = mine.regrouped(width, most)
                 view.filter = found[id(mine)]
 
-    def through(self, *names: str) -> tuple[tuple[Any, ...], ...]:
-        """Attributes of all views (or of their lattices), `together`."""
-        return tuple(
-            together([getattr(v if hasattr(v, name) else v.filter, name) for v in self.views])
-            for name in names
-        )
+    def lattices(self, rows: list[Floats] | None = None) -> LatticeArrays:
+        """What the kernels read.
 
-    def flat(self, *names: str) -> tuple[tuple[Any, ...], ...]:
-        """The same, each array in one dimension (which compiles faster than doing it there)."""
-        return tuple(tuple(a.reshape(-1) for a in arrays) for arrays in self.through(*names))
+        Args:
+            rows: Rows with one number each, for `dense_pair`; by default those of the views, for
+                `dense`, with all arrays in one dimension (which compiles faster than doing it
+                there).
+        """
+        arrays = [
+            [v.filter.row for v in self.views],
+            [v.filter.weight for v in self.views],
+            [v.filter.chunk for v in self.views],
+            [v.factor_in for v in self.views],
+            [v.factor_out for v in self.views],
+            [v.rows for v in self.views] if rows is None else rows,
+        ]
+        if rows is None:
+            arrays = [[a.reshape(-1) for a in each] for each in arrays]
+        row, weight, chunk, factor_in, factor_out, seen = map(together, arrays)
+        return LatticeArrays(
+            row, weight, chunk, factor_in, factor_out, seen, len(self.views), self.longest
+        )
 
     # ---- blurring: rows as splatted → rows to slice from ----
 

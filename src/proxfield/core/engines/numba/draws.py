@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from proxfield.core.common.arrays import Doubles, Ints
 from proxfield.core.compiled.jit import inlined
 from proxfield.core.compiled.math import log_normal
 from proxfield.core.compiled.random import uniform
-from proxfield.core.terms.base import Doubles
 
 BLOCK = 1024
 """Random numbers made at a time, at vector speed."""
 LEAST = 2.0**-54
 """Added to uniform numbers, so that none is 0."""
+
+
+class Schedule(NamedTuple):
+    """What drawn chains do; see `proxfield.core.engines.plan.Chains`."""
+
+    hot: Doubles
+    cold: Doubles
+    sweeps: Ints
+    seeds: NDArray[np.uint64]
+    drawn: NDArray[np.bool_]
+    by_forests: NDArray[np.bool_]
+    metropolis: bool
 
 
 @inlined

@@ -13,10 +13,10 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.core.common.arrays import Doubles, Floats, Ints
 from proxfield.core.compiled.jit import inlined, kernel, parallel_kernel
 from proxfield.core.compiled.math import exp_negative
 from proxfield.core.engines.numba.kinds import Motion, move_variable
-from proxfield.core.terms.base import Doubles, Floats, Ints
 
 
 class GeneralPack(NamedTuple):
@@ -399,7 +399,7 @@ def evaluate(pack: GeneralPack, st: GeneralArrays, phase: int) -> tuple[float, f
 
 @kernel
 def energy_only(pack: GeneralPack, st: GeneralArrays, phase: int) -> float:
-    """The same without the entropy, where that is known."""
+    """Gradient into ``g``; returns the energy, where the entropy is known."""
     scratch = np.empty(pack.scratch, dtype=pack.table.dtype)
     q = st.q[phase]
     for f in range(len(pack.factor_start)):

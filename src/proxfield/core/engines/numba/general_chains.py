@@ -1,7 +1,7 @@
 """Compiled chains that sample labellings of any field.
 
 One variable at a time: a chain keeps the energy that every label of every variable has by unary
-and pairwise energies, and updates those of the neighbors when a label changes. Tables over more
+and pairwise energies, and updates those of the neighbors when a label changes. PairTables over more
 variables are read at each visit; where configurations are forbidden, everything is. A visit
 computes exponentials only where its random number leaves a change possible.
 
@@ -18,16 +18,17 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.core.common.arrays import Doubles, Floats, Ints
 from proxfield.core.compiled.jit import kernel, merged, parallel_kernel
 from proxfield.core.compiled.random import uniform
-from proxfield.core.engines.numba.draws import BLOCK, logits, logs, temperature_at
+from proxfield.core.engines.numba.draws import BLOCK, Schedule, logits, logs, temperature_at
 from proxfield.core.engines.numba.general import GeneralPack
 from proxfield.core.engines.numba.general_moves import (
     Agreements,
     Labels,
     Larger,
     Marks,
-    Tables,
+    PairTables,
     add_agreements,
     add_column,
     add_larger,
@@ -41,7 +42,6 @@ from proxfield.core.engines.numba.general_moves import (
     stays,
 )
 from proxfield.core.lowering.forests import Forests
-from proxfield.core.terms.base import Doubles, Floats, Ints
 
 
 class GeneralForests(NamedTuple):
@@ -55,6 +55,14 @@ class GeneralForests(NamedTuple):
     table_start: Ints  # as in `GeneralPack`
     marks: Marks  # bit k: is a variable in forest k?  # (n,)
     rest: NDArray[np.int32]  # variables to be visited one by one
+
+
+class ChainRoom(NamedTuple):
+    """What `draw_general` works in; overwritten."""
+
+    labels: Labels  # (chains, n)
+    energies: Doubles  # of all labels  # (chains, size)
+    numbers: Doubles  # thresholds, and energies of one variable  # (chains, 2, max(BLOCK, widest))
 
 
 def pack_general_forests(pack: GeneralPack, forests: Forests) -> GeneralForests:
@@ -118,7 +126,7 @@ def begin_chain(offset: Ints, unary: Floats, q: Floats, seed: np.uint64, label: 
 
 @merged
 def local_into(
-    offset: Ints, unary: Floats, agree: Agreements | None, tables: Tables | None, label: Labels,
+    offset: Ints, unary: Floats, agree: Agreements | None, tables: PairTables | None, label: Labels,
     marks: Marks, mark: int, i: int, out: Doubles,
 ) -> None:  # fmt: skip
     """Energies of a variable's labels, without larger tables and neighbors that have the mark."""
@@ -132,7 +140,7 @@ def local_into(
 
 @merged
 def send_message(
-    tables: Tables | None, forests: GeneralForests, k: int, heat: float, mine: Doubles,
+    tables: PairTables | None, forests: GeneralForests, k: int, heat: float, mine: Doubles,
     theirs: Doubles, out: Doubles,
 ) -> None:  # fmt: skip
     """Sum out a variable of a forest: add what is left to its parent's energies."""
@@ -149,7 +157,12 @@ def send_message(
 
 @merged
 def edge_into(
-    tables: Tables | None, forests: GeneralForests, k: int, theirs: int, width: int, out: Doubles
+    tables: PairTables | None,
+    forests: GeneralForests,
+    k: int,
+    theirs: int,
+    width: int,
+    out: Doubles,
 ) -> None:
     """Add the energies between a variable's labels and one label of its parent."""
     if theirs < len(out):
@@ -161,26 +174,23 @@ def edge_into(
 
 @parallel_kernel
 def draw_general(
-    offset: Ints, unary: Floats, agree: Agreements | None, tables: Tables | None,
-    larger: Larger | None, hard: bool, forests: GeneralForests, q: Floats,
-    hot: Doubles, cold: Doubles, sweeps: Ints, seeds: NDArray[np.uint64],
-    drawn: NDArray[np.bool_], by_forests: NDArray[np.bool_], metropolis: bool, labels: Labels,
-    energies: Doubles, room: Doubles,
+    offset: Ints, unary: Floats, agree: Agreements | None, tables: PairTables | None,
+    larger: Larger | None, hard: bool, forests: GeneralForests, q: Floats, schedule: Schedule,
+    room: ChainRoom,
 ) -> None:  # fmt: skip
-    """Run all chains that are drawn; ``q`` becomes their labelling.
-
-    ``labels``, ``energies`` and ``room`` are overwritten.
-    # q, energies: (chains, size), labels: (chains, n), room: (chains, 2, max(BLOCK, widest))
+    """Run all chains that are drawn; ``q`` becomes their labelling.  # (chains, size)
 
     A label whose c − 1 rivals cost at least δ more has all of [ε, 1 − ε] in the cumulative
     distribution, ε = (c − 1) exp(−δ/T). So it stays if δ > T (|log(u / (1 − u))| + log 2(c − 1)).
     A Metropolis move is made with probability ε at most: none if δ > T (|log u| + log(c − 1)), and
     so with the same margin.
     """
+    hot, cold, sweeps, seeds, drawn, by_forests, metropolis = schedule
+    labels, energies, numbers = room
     for b in numba.prange(len(hot)):
         if drawn[b]:
             n, seed, by = len(offset) - 1, seeds[b], by_forests[b]
-            label, kept, r, out = labels[b], energies[b], room[b, 0], room[b, 1]
+            label, kept, r, out = labels[b], energies[b], numbers[b, 0], numbers[b, 1]
             known, margin = np.int64(2), np.log(2.0)
             begin_chain(offset, unary, q[b], seed, label)
             for t in range(sweeps[b]):

@@ -11,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.core.common.arrays import Doubles, Floats, Ints
 from proxfield.core.compiled.jit import merged
 from proxfield.core.compiled.math import exp_single
 from proxfield.core.engines.numba.general import GeneralPack
-from proxfield.core.terms.base import Doubles, Floats, Ints
 
 Labels = NDArray[np.int32]
 Marks = NDArray[np.uint8]
@@ -28,7 +28,7 @@ class Agreements(NamedTuple):
     weight: Floats
 
 
-class Tables(NamedTuple):
+class PairTables(NamedTuple):
     """Pairwise tables, as in `GeneralPack`."""
 
     row: Ints
@@ -38,7 +38,7 @@ class Tables(NamedTuple):
 
 
 class Larger(NamedTuple):
-    """Tables over three or more variables, as in `GeneralPack`."""
+    """PairTables over three or more variables, as in `GeneralPack`."""
 
     row: Ints  # slots by variable
     slots: Ints
@@ -55,14 +55,14 @@ class Energies(NamedTuple):
     offset: Ints
     unary: Floats
     agree: Agreements | None
-    tables: Tables | None
+    tables: PairTables | None
     larger: Larger | None
 
 
 def energies_of(pack: GeneralPack) -> Energies:
     """The parts of a packed field that it has."""
     agree = Agreements(pack.agree_row, pack.agree_column, pack.agree_weight)
-    tables = Tables(pack.table_row, pack.table_column, pack.table_start, pack.table)
+    tables = PairTables(pack.table_row, pack.table_column, pack.table_start, pack.table)
     larger = Larger(
         pack.slot_row, pack.slot_list, pack.slot_factor, pack.factor_slot, pack.slot_variable,
         pack.factor_start, pack.table,
@@ -95,9 +95,9 @@ def add_agreements(
 
 @merged
 def add_tables(
-    tables: Tables, offset: Ints, label: Labels, forest: Marks, mark: int, i: int, out: Doubles
+    tables: PairTables, offset: Ints, label: Labels, forest: Marks, mark: int, i: int, out: Doubles
 ) -> None:
-    """The same for tables."""
+    """Add energies of a variable's labels by pairwise tables, without neighbors with the mark."""
     for e in range(tables.row[i], tables.row[i + 1]):
         j = tables.column[e]
         if forest[j] & mark == 0:
@@ -117,7 +117,7 @@ def add_column(value: Floats, start: int, theirs: int, width: int, out: Doubles)
 
 @merged
 def add_larger(larger: Larger, offset: Ints, label: Labels, i: int, out: Doubles) -> None:
-    """The same for tables over three or more variables."""
+    """Add energies of a variable's labels by tables over three or more variables."""
     for k in range(larger.row[i], larger.row[i + 1]):
         s = larger.slots[k]
         f = larger.factor[s]
@@ -147,8 +147,10 @@ def change_agreements(
 
 
 @merged
-def change_tables(tables: Tables, offset: Ints, kept: Doubles, i: int, old: int, new: int) -> None:
-    """The same for tables."""
+def change_tables(
+    tables: PairTables, offset: Ints, kept: Doubles, i: int, old: int, new: int
+) -> None:
+    """Update the energies of the neighbors' labels by tables, after a label has changed."""
     c = offset[i + 1] - offset[i]
     for e in range(tables.row[i], tables.row[i + 1]):
         o = offset[tables.column[e]]

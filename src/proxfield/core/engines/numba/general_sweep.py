@@ -5,10 +5,10 @@ from __future__ import annotations
 import numba
 import numpy as np
 
+from proxfield.core.common.arrays import Doubles, Floats, Ints
 from proxfield.core.compiled.jit import NO, kernel, merged, parallel_kernel
 from proxfield.core.compiled.math import exp_negative
 from proxfield.core.engines.numba.general import GeneralPack, contract, entropy_of, pairwise_into
-from proxfield.core.terms.base import Doubles, Floats, Ints
 
 GROUP = 1024
 """Variables of a color that one thread takes at a time."""
@@ -33,7 +33,7 @@ def target_of(pack: GeneralPack, q: Floats, i: int, g: Doubles, scratch: Floats)
 
 @kernel
 def gradient_of(pack: GeneralPack, q: Floats, i: int, g: Doubles, scratch: Floats) -> None:
-    """The same as a call from Python."""
+    """`target_of`, to be called from Python."""
     target_of(pack, q, i, g, scratch)
 
 
@@ -91,7 +91,6 @@ def sweep(
     theta: Floats,
     h: Doubles,
     order: Ints,
-    n_iters: int,
     tol: float,
     beta: float,
     greedy: bool,
@@ -99,10 +98,13 @@ def sweep(
     f_out: Doubles,
     change_out: Doubles,
 ) -> tuple[int, float]:
-    """Whole sweeps in the given order(s), one row of ``order`` each; returns (sweeps done, F)."""
+    """Whole sweeps in the given order(s), one row of ``order`` each; returns (sweeps done, F).
+
+    f_out, change_out: F before and the largest change of each, as many as sweeps are wanted.
+    """
     scratch = np.empty(pack.scratch, dtype=pack.table.dtype)
     g = np.empty(2 * widest(pack))
-    for it in range(n_iters):
+    for it in range(len(f_out)):
         f_out[it] = f
         change = 0.0
         row = order[it % len(order)]
@@ -113,7 +115,7 @@ def sweep(
         change_out[it] = change
         if change <= tol:
             return it + 1, f
-    return n_iters, f
+    return len(f_out), f
 
 
 @kernel

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from proxfield.core.common.arrays import Floats
 from proxfield.core.compiled.jit import embedded, inlined
 from proxfield.core.engines.plan import Kind
-from proxfield.core.terms.base import Floats
 
 PROXIMAL = int(Kind.PROXIMAL)
 MEAN = int(Kind.MEAN)
@@ -88,7 +88,7 @@ def moved(
         t: θ.
         target: θ*.
         u: First moments, read and written at ``at`` by kinds that have them.
-        v: Second moments, likewise.
+        v: Second moments, read and written at ``at`` by kinds that have them.
         at: The entry's place among the moments.
         step: The step.
         mean: See `Means`.
@@ -130,7 +130,7 @@ def move_variable(
         theta: θ of all variables; the variable's own entries are those from ``o`` on.
         g: Gradients; its own are those from ``at`` on.
         u: First moments, in the order of ``theta``; empty for kinds without.
-        v: Second moments, likewise.
+        v: Second moments, in the order of ``theta``; empty for kinds without.
         o: See ``theta``.
         at: See ``g``.
         c: Number of labels.
@@ -180,7 +180,7 @@ def difference_move(kind: Kind) -> Callable[..., float]:
 
 
 def block_move(kind: Kind, others: BlockMove) -> BlockMove:
-    """The same for a block of variables; rules of other kinds go to ``others``.
+    """New θ of a block of variables by one kind; rules of other kinds go to ``others``.
 
     Each kind has loops of its own, which run at vector speed.
     """

@@ -1,4 +1,4 @@
-"""The CPU kernel set: a program for binary Ising fields and one for any field."""
+"""The CPU engine: a program for binary Ising fields and one for any field."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.core.common.arrays import Doubles, Floats, Ints
 from proxfield.core.engines.base import Program, State, softmax
 from proxfield.core.engines.numba import binary, binary_sweep, chains, general, general_sweep
 from proxfield.core.engines.numba.binary import BinaryArrays, BinaryPack
@@ -17,9 +18,10 @@ from proxfield.core.engines.numba.binary_chains import (
     pack_binary_forests,
 )
 from proxfield.core.engines.numba.cpu import CpuProgram
-from proxfield.core.engines.numba.draws import BLOCK
+from proxfield.core.engines.numba.draws import BLOCK, Schedule
 from proxfield.core.engines.numba.general import GeneralArrays, GeneralPack
 from proxfield.core.engines.numba.general_chains import (
+    ChainRoom,
     GeneralForests,
     draw_general,
     pack_general_forests,
@@ -34,12 +36,11 @@ from proxfield.core.engines.numba.pack import (
     pack_general,
 )
 from proxfield.core.engines.numba.state import CpuState
-from proxfield.core.engines.numba.terms import BinaryCpuTerm, CpuTerm
+from proxfield.core.engines.numba.terms import BinaryCpuTerm, CpuTerm, add_gradients
 from proxfield.core.engines.plan import Chains
 from proxfield.core.engines.reference import TINY
 from proxfield.core.lowering.forests import Graph, graph_of, make_forests
 from proxfield.core.lowering.lowered import Lowered
-from proxfield.core.terms.base import Floats, Ints, Term
 
 COUPLING_SCALE = 2.0**40
 """Vectors to multiply with are scaled by a power of 2, which is exact: beyond ±½ no entropy is
@@ -70,8 +71,8 @@ class BinaryProgram(CpuProgram[BinaryPack, BinaryArrays]):
     sweeps = binary_sweep
     chains = chains.binary_chains
 
-    def __init__(self, lowered: Lowered, dtype: str, threads: int | None) -> None:
-        super().__init__(lowered, dtype, threads)
+    def _build(self) -> None:
+        lowered = self.lowered
         self.pack = pack_binary(lowered, self.dtype, rows_only=False)
         self.constant = binary_constant(lowered)
         self.n = self.layout.n_vars
@@ -106,7 +107,7 @@ class BinaryProgram(CpuProgram[BinaryPack, BinaryArrays]):
         """The buffer without its padding."""
         return slice(self.pack.pad, self.pack.pad + self.n)
 
-    def marginals(self, state: State) -> NDArray[np.float64]:
+    def marginals(self, state: State) -> Doubles:
         s: BinaryState = state.arrays
         out = np.empty((self.n, 2))
         for i in range(0, self.n, CHUNK):
@@ -125,7 +126,7 @@ class BinaryProgram(CpuProgram[BinaryPack, BinaryArrays]):
             out[self.pack.clamped, 0] = self.pack.clamp > 0
         return out.ravel()
 
-    def marginals_at(self, state: State, entries: Ints) -> NDArray[np.float64]:
+    def marginals_at(self, state: State, entries: Ints) -> Doubles:
         s: BinaryState = state.arrays
         variable, second, held, value = self._entries(entries)
         if s.natural:  # as in `marginals`: the smaller of the two first
@@ -156,10 +157,10 @@ class BinaryProgram(CpuProgram[BinaryPack, BinaryArrays]):
         self.version += 1
         self.pack.bias[variables] = bias
 
-    _located: tuple[Ints, tuple[Ints, NDArray[np.bool_], Ints, NDArray[np.float64]]] | None = None
+    _located: tuple[Ints, tuple[Ints, NDArray[np.bool_], Ints, Doubles]] | None = None
     """What follows from the last argument of `marginals_at`."""
 
-    def _entries(self, entries: Ints) -> tuple[Ints, NDArray[np.bool_], Ints, NDArray[np.float64]]:
+    def _entries(self, entries: Ints) -> tuple[Ints, NDArray[np.bool_], Ints, Doubles]:
         """Variables of some entries, whether each is the second label, and which are known."""
         kept = self._located
         if kept is None or kept[0] is not entries:
@@ -207,8 +208,8 @@ class BinaryProgram(CpuProgram[BinaryPack, BinaryArrays]):
     def _natural(self, s: BinaryState) -> Floats:
         return s.arrays.a
 
-    def _entropies(self, s: BinaryState) -> float:
-        return float(binary_sweep.entropies(self._buffer(s), self.pack.pad, s.h))
+    def _entropies(self, s: BinaryState, out: Doubles) -> float:
+        return float(binary_sweep.entropies(self._buffer(s), self.pack.pad, out))
 
     def _add_extras(self, s: BinaryState) -> float:
         """Binary fields: ``g`` holds the difference between the labels."""
@@ -218,30 +219,27 @@ class BinaryProgram(CpuProgram[BinaryPack, BinaryArrays]):
             binary.log_first(self.pack, s.arrays, s.phase, s.natural, logs)
             for quick in self._binary_extras:
                 total += quick.add_binary_gradient(logs, s.arrays.g)
-        for term, own in self._other_extras:
+        for term in self._other_extras:
             q = self.marginals(State(s)) if q is None else q
             g = np.zeros(self.layout.size, dtype=self.dtype)
-            if own is not None:
-                total += own.add_gradient(q.astype(self.dtype, copy=False), g)
-            else:
-                total += term.evaluate(self.layout, q, g)
+            total += add_gradients([term], q, g)
             s.arrays.g[:] += g[1::2] - g[::2]
         return total
 
     @cached_property
     def _binary_extras(self) -> list[BinaryCpuTerm]:
         """Extra terms that need one number of each variable."""
-        owned: list[object] = [own for _, own in self.extras]
-        return [own for own in owned if isinstance(own, BinaryCpuTerm)]
+        extras: list[object] = [*self.extras]
+        return [own for own in extras if isinstance(own, BinaryCpuTerm)]
 
     @cached_property
-    def _other_extras(self) -> list[tuple[Term, CpuTerm | None]]:
-        """The others."""
-        return [pair for pair in self.extras if not isinstance(pair[1], BinaryCpuTerm)]
+    def _other_extras(self) -> list[CpuTerm]:
+        """Extra terms that need the marginals."""
+        return [own for own in self.extras if not isinstance(own, BinaryCpuTerm)]
 
     @cached_property
-    def _logs(self) -> NDArray[np.float64]:
-        """Room for log q_i(0).  # (n,)"""
+    def _logs(self) -> Doubles:
+        """ChainRoom for log q_i(0).  # (n,)"""
         return np.empty(self.n)
 
     def _set(self, s: BinaryState, theta: Floats) -> None:
@@ -257,10 +255,10 @@ class BinaryProgram(CpuProgram[BinaryPack, BinaryArrays]):
         s.arrays.first[:] = u[1::2] if centered else u[1::2] - u[::2]
         s.arrays.second[:] = v[1::2]
 
-    def _theta(self, s: BinaryState) -> NDArray[np.float64]:
+    def _theta(self, s: BinaryState) -> Doubles:
         return np.stack([np.zeros(self.n), s.arrays.a.astype(np.float64)], axis=1).ravel()
 
-    def _flat_gradient(self, s: BinaryState) -> NDArray[np.float64]:
+    def _flat_gradient(self, s: BinaryState) -> Doubles:
         pairs = self.lowered.unary.reshape(-1, 2)
         mean, half = pairs.mean(axis=1), 0.5 * s.arrays.g.astype(np.float64)
         out = np.stack([mean - half, mean + half], axis=1)
@@ -268,7 +266,7 @@ class BinaryProgram(CpuProgram[BinaryPack, BinaryArrays]):
             out = np.where(np.isinf(pairs).any(axis=1, keepdims=True), pairs, out)
         return out.ravel()
 
-    def couple(self, v: Floats) -> NDArray[np.float64]:
+    def couple(self, v: Floats) -> Doubles:
         """W v, without the bias: what curvature needs.  # (n,)"""
         if self._coupling is None:
             pack = self.pack._replace(bias=np.zeros_like(self.pack.bias))
@@ -278,12 +276,12 @@ class BinaryProgram(CpuProgram[BinaryPack, BinaryArrays]):
         binary.evaluate(pack, s.arrays, 0)
         return s.arrays.g.astype(np.float64) / COUPLING_SCALE
 
-    def _chain_arrays(self, starts: NDArray[np.float64]) -> tuple[Floats, Floats]:
+    def _chain_arrays(self, starts: Doubles) -> tuple[Floats, Floats]:
         v = np.zeros((len(starts), self.n + 2 * self.pack.pad), dtype=self.dtype)
         v[:, self._inside] = starts[:, 1::2] - 0.5
         return v, np.zeros((len(starts), self.n), dtype=self.dtype)
 
-    def _chain_marginals(self, arrays: Floats) -> NDArray[np.float64]:
+    def _chain_marginals(self, arrays: Floats) -> Doubles:
         one = arrays[:, self._inside].astype(np.float64) + 0.5
         return np.stack([1.0 - one, one], axis=2).reshape(len(arrays), -1)
 
@@ -291,8 +289,7 @@ class BinaryProgram(CpuProgram[BinaryPack, BinaryArrays]):
         self, chains: Chains, arrays: Floats, forests: BinaryForests | GeneralForests
     ) -> None:
         draw_binary(
-            self.sweep_pack, forests, arrays, chains.hot, chains.cold, chains.sweeps, chains.seeds,
-            chains.drawn, chains.forests, chains.metropolis,
+            self.sweep_pack, forests, arrays, schedule_of(chains),
             np.empty((len(arrays), 4, max(self.n, BLOCK))),
         )  # fmt: skip
 
@@ -306,14 +303,22 @@ class BinaryProgram(CpuProgram[BinaryPack, BinaryArrays]):
         graph = Graph(pack.row, pack.column, np.zeros(self.n + 1, dtype=np.int64), none, 0)
         return pack_binary_forests(pack, make_forests(graph, usable, count))
 
-    def _gradient(self, s: BinaryState, parts: NDArray[np.float64]) -> None:
+    def _gradient(self, s: BinaryState, parts: Doubles) -> None:
         binary.gradient_parallel(self.pack, s.arrays, s.phase, parts)
 
-    def _fused(self, s: BinaryState, motion: Motion, parts: NDArray[np.float64]) -> None:
+    def _fused(self, s: BinaryState, motion: Motion, parts: Doubles) -> None:
         binary.fused_parallel(self.pack, s.arrays, motion, s.phase, parts)
 
 
-def shared_constant(pairs: NDArray[np.float64], free: NDArray[np.bool_]) -> float:
+def schedule_of(chains: Chains) -> Schedule:
+    """The part of some chains that kernels read."""
+    return Schedule(
+        chains.hot, chains.cold, chains.sweeps, chains.seeds, chains.drawn, chains.forests,
+        chains.metropolis,
+    )  # fmt: skip
+
+
+def shared_constant(pairs: Doubles, free: NDArray[np.bool_]) -> float:
     """What binary variables add to the constant; see `binary_constant`."""
     held = pairs[~free].min(axis=1).sum() if not free.all() else 0.0
     return float(0.5 * pairs[free].sum() + held)
@@ -326,9 +331,8 @@ class GeneralProgram(CpuProgram[GeneralPack, GeneralArrays]):
     sweeps = general_sweep
     chains = chains.general_chains
 
-    def __init__(self, lowered: Lowered, dtype: str, threads: int | None) -> None:
-        super().__init__(lowered, dtype, threads)
-        self.pack, self.constant = pack_general(lowered, self.dtype)
+    def _build(self) -> None:
+        self.pack, self.constant = pack_general(self.lowered, self.dtype)
         self.sweep_pack = self.pack
         self._own_unary: Floats = np.zeros(0, dtype=self.dtype)
         self.n_blocks = len(self.pack.block) - 1
@@ -336,7 +340,7 @@ class GeneralProgram(CpuProgram[GeneralPack, GeneralArrays]):
         self.work = (
             self.layout.size
             + ends
-            + sum(f.degree * f.tables[0].size * len(f.scopes) for f in lowered.factors)
+            + sum(f.degree * f.tables[0].size * len(f.scopes) for f in self.lowered.factors)
         )
 
     def start(self, q: Floats) -> State:
@@ -349,10 +353,10 @@ class GeneralProgram(CpuProgram[GeneralPack, GeneralArrays]):
         gone = np.isinf(self.lowered.unary)
         return State(CpuState(arrays, pending=bool((q[gone] > TINY).any())))
 
-    def marginals(self, state: State) -> NDArray[np.float64]:
+    def marginals(self, state: State) -> Doubles:
         return np.array(self._buffer(state.arrays), dtype=np.float64)
 
-    def marginals_at(self, state: State, entries: Ints) -> NDArray[np.float64]:
+    def marginals_at(self, state: State, entries: Ints) -> Doubles:
         return self._buffer(state.arrays)[entries].astype(np.float64)
 
     def _pack_unary(self, energies: Floats, at: Ints | None) -> None:
@@ -370,8 +374,8 @@ class GeneralProgram(CpuProgram[GeneralPack, GeneralArrays]):
     def _natural(self, s: GeneralState) -> Floats:
         return s.arrays.theta
 
-    def _entropies(self, s: GeneralState) -> float:
-        return float(general_sweep.entropies(self._buffer(s), self.layout.offsets, s.h))
+    def _entropies(self, s: GeneralState, out: Doubles) -> float:
+        return float(general_sweep.entropies(self._buffer(s), self.layout.offsets, out))
 
     def _set(self, s: GeneralState, theta: Floats) -> None:
         s.arrays.theta[:] = theta
@@ -382,16 +386,16 @@ class GeneralProgram(CpuProgram[GeneralPack, GeneralArrays]):
     ) -> None:
         s.arrays.theta[:], s.arrays.u[:], s.arrays.v[:] = theta, u, v
 
-    def _theta(self, s: GeneralState) -> NDArray[np.float64]:
+    def _theta(self, s: GeneralState) -> Doubles:
         return np.array(s.arrays.theta, dtype=np.float64)
 
-    def _flat_gradient(self, s: GeneralState) -> NDArray[np.float64]:
+    def _flat_gradient(self, s: GeneralState) -> Doubles:
         return np.array(s.arrays.g, dtype=np.float64)
 
-    def _chain_arrays(self, starts: NDArray[np.float64]) -> tuple[Floats, Floats]:
+    def _chain_arrays(self, starts: Doubles) -> tuple[Floats, Floats]:
         return starts.astype(self.dtype), np.zeros(starts.shape, dtype=self.dtype)
 
-    def _chain_marginals(self, arrays: Floats) -> NDArray[np.float64]:
+    def _chain_marginals(self, arrays: Floats) -> Doubles:
         return np.array(arrays, dtype=np.float64)
 
     @cached_property
@@ -415,12 +419,12 @@ class GeneralProgram(CpuProgram[GeneralPack, GeneralArrays]):
     ) -> None:
         count, n, size = len(arrays), self.layout.n_vars, self.layout.size
         widest = int(self.layout.cardinalities.max(initial=1))
-        draw_general(
-            *self._energies, self.pack.hard, forests, arrays, chains.hot, chains.cold,
-            chains.sweeps, chains.seeds, chains.drawn, chains.forests, chains.metropolis,
-            np.empty((count, n), dtype=np.int32), np.empty((count, size)),
-            np.empty((count, 2, max(BLOCK, widest))),
-        )  # fmt: skip
+        room = ChainRoom(
+            labels=np.empty((count, n), dtype=np.int32),
+            energies=np.empty((count, size)),
+            numbers=np.empty((count, 2, max(BLOCK, widest))),
+        )
+        draw_general(*self._energies, self.pack.hard, forests, arrays, schedule_of(chains), room)
 
     def _in_forests(self) -> NDArray[np.bool_]:
         return np.ones(self.layout.n_vars, dtype=bool)
@@ -428,7 +432,7 @@ class GeneralProgram(CpuProgram[GeneralPack, GeneralArrays]):
     def _pack_forests(self, count: int, usable: NDArray[np.bool_]) -> GeneralForests:
         return pack_general_forests(self.pack, make_forests(self._graph, usable, count))
 
-    def _gradient(self, s: GeneralState, parts: NDArray[np.float64]) -> None:
+    def _gradient(self, s: GeneralState, parts: Doubles) -> None:
         if len(self.pack.factor_start):
             general.messages_parallel(self.pack, s.arrays, s.phase)
         general.gradient_parallel(self.pack, s.arrays, s.phase, parts)

@@ -1,15 +1,11 @@
-"""What a CPU program holds: its modules of kernels, and states in the kernels' layout."""
+"""The states of CPU programs, in the kernels' layout."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from proxfield.core.compiled.jit import ParallelKernel
+from proxfield.core.common.arrays import Doubles
 from proxfield.core.engines.numba.binary import BinaryArrays, BinaryPack
 from proxfield.core.engines.numba.general import GeneralArrays, GeneralPack
 
@@ -19,62 +15,40 @@ ArraysT = TypeVar("ArraysT", bound=BinaryArrays | GeneralArrays)
 """A state as its kernels read and write it."""
 
 
-class Kernels(Protocol):
-    """A module of kernels: `binary` or `general`, whose functions have the same arguments."""
+@dataclass
+class Known:
+    """Numbers that belong to the present marginals of a state; see `CpuState.forget`."""
 
-    @property
-    def run(self) -> Callable[..., tuple[int, int, float, float, float]]:
-        """Many iterations of a small field."""
-
-    @property
-    def evaluate(self) -> Callable[..., tuple[float, float]]:
-        """Energy and entropy; the gradient is left in ``g``."""
-
-    @property
-    def energy_only(self) -> Callable[..., float]:
-        """The energy alone; the gradient is left in ``g``."""
-
-    @property
-    def entropy_parallel(self) -> ParallelKernel:
-        """The entropy of each block."""
-
-    @property
-    def update_only(self) -> Callable[..., tuple[float, float, float]]:
-        """An update from the gradient in ``g``, on one thread."""
-
-    @property
-    def update_parallel(self) -> ParallelKernel:
-        """An update from the gradient in ``g``."""
-
-
-class SweepKernels(Protocol):
-    """A module of sweeps: `binary_sweep` or `general_sweep`."""
-
-    @property
-    def GROUP(self) -> int:
-        """Variables of a color that one thread takes at a time."""
-
-    @property
-    def sweep(self) -> Callable[..., tuple[int, float]]:
-        """Whole sweeps in given orders."""
-
-    @property
-    def color_parallel(self) -> ParallelKernel:
-        """Variables that don't interact."""
+    entropy: float | None = None
+    f: float | None = None  # F
+    gradient: bool = False  # does ``g`` hold the gradient that belongs to F?
+    entropies: Doubles | None = None  # of each variable, for sweeps
+    carried: float | None = None  # F as sweeps have carried it on, with the entropies
 
 
 @dataclass
 class CpuState(Generic[ArraysT]):
-    """Arrays in the kernels' layout, the buffer in use, and what is known about it."""
+    """Arrays in the kernels' layout, the buffer in use, and what is known about it.
+
+    An update first takes what was known by `forget`, and in the end says what is known then.
+    What depends on unary energies is forgotten when those change (`version`).
+    """
 
     arrays: ArraysT
     phase: int = 0
-    entropy: float | None = None
-    known_f: float | None = None  # F, if the gradient in ``g`` is the present one too
-    cached_f: float | None = None  # F, whether or not the gradient is kept
-    h: NDArray[np.float64] | None = None  # entropy of each variable, for sweeps
-    order_f: float | None = None  # F as sweeps have carried it on
+    known: Known = field(default_factory=Known)
     natural: bool = False  # do the natural parameters say all about the marginals?
     size: float | None = None  # the next step of a `Search`
-    version: int = 0  # of the unary energies that the numbers above belong to
+    version: int = 0  # of the unary energies that F belongs to
     pending: bool = False  # do impossible labels still have weight (so that F is +inf)?
+
+    def forget(self) -> Known:
+        """What was known about the marginals, which are about to move."""
+        known, self.known = self.known, Known()
+        return known
+
+    def see_unary(self, version: int) -> None:
+        """Forget what belongs to other unary energies than those of this version."""
+        if self.version != version:
+            self.version = version
+            self.known = Known(entropy=self.known.entropy)

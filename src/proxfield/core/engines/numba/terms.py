@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from proxfield.core.common.arrays import Doubles, Floats
 from proxfield.core.engines.terms import implementation
-from proxfield.core.terms.base import Doubles, Floats, Layout, Term
+from proxfield.core.terms.base import Layout, Term
 
 
 class CpuTerm(Protocol):
@@ -41,8 +43,27 @@ class BinaryCpuTerm(Protocol):
         """
 
 
-def on_cpu(term: Term, layout: Layout, dtype: np.dtype[np.floating]) -> CpuTerm | None:
-    """A term's own CPU implementation; None: the term itself is to be called.
+class Plain:
+    """A term without an implementation of its own, computed by its own methods in numpy."""
+
+    def __init__(self, term: Term, layout: Layout) -> None:
+        self.term, self.layout = term, layout
+
+    def add_gradient(self, q: Floats, out: Floats) -> float:
+        return self.term.evaluate(self.layout, q, out)
+
+
+def add_gradients(terms: Iterable[CpuTerm], q: Doubles, out: Floats) -> float:
+    """Add the gradients of several terms to ``out``; return their energy."""
+    total = 0.0
+    for term in terms:
+        exact = isinstance(term, Plain)  # numpy computes in float64, whatever the program's type
+        total += term.add_gradient(q if exact else q.astype(out.dtype, copy=False), out)
+    return total
+
+
+def on_cpu(term: Term, layout: Layout, dtype: np.dtype[np.floating]) -> CpuTerm:
+    """A term's own CPU implementation; `Plain` if it has none.
 
     Args:
         term: The term.
@@ -51,11 +72,12 @@ def on_cpu(term: Term, layout: Layout, dtype: np.dtype[np.floating]) -> CpuTerm 
 
     Example:
         >>> import proxfield as pf
-        >>> on_cpu(pf.Consistency([0, 0]), Layout(np.array([2, 2])), np.dtype("float64")) is None
-        True
+        >>> made = on_cpu(pf.Consistency([0, 0]), Layout(np.array([2, 2])), np.dtype("float64"))
+        >>> type(made).__name__
+        'Plain'
     """
     maker = implementation(term, "cpu")
     if maker is None or getattr(maker, "fused", False):  # only a whole dense field runs fused
-        return None
+        return Plain(term, layout)
     made: CpuTerm = maker(term, layout, dtype.name)
     return made

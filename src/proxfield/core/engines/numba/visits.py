@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from proxfield.core.common.arrays import Doubles, Ints
 from proxfield.core.engines.numba.general_sweep import gradient_of, widest
 from proxfield.core.engines.numba.pack import pack_general
 from proxfield.core.engines.numba.terms import CpuTerm
 from proxfield.core.lowering.lowered import Lowered
-from proxfield.core.terms.base import Doubles, Ints, Visits
+from proxfield.core.terms.base import Visits
 
 
 class VisitingSweeps:
@@ -19,11 +20,11 @@ class VisitingSweeps:
 
     Args:
         lowered: The field.
-        own: The CPU implementation of each term that isn't lowered, or None. One with a method
+        own: The CPU implementation of each term that isn't lowered. One with a method
             ``visits(q)`` is asked instead of the term.
     """
 
-    def __init__(self, lowered: Lowered, own: Sequence[CpuTerm | None]) -> None:
+    def __init__(self, lowered: Lowered, own: Sequence[CpuTerm]) -> None:
         self.lowered, self.own = lowered, own
         self.pack, _ = pack_general(replace(lowered, extras=()), np.dtype(np.float64))
         self.scratch = np.empty(self.pack.scratch)

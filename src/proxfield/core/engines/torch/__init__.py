@@ -1,1 +1,1 @@
-"""The kernel set "torch": programs in plain torch operations."""
+"""The engine "torch": programs in plain torch operations."""

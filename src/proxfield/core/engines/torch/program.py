@@ -1,4 +1,4 @@
-"""The kernel set "torch": every update in plain torch operations, wherever torch runs."""
+"""The engine "torch": every update in plain torch operations, wherever torch runs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class TorchState:
 def compile_torch(
     lowered: Lowered, dtype: str = "float64", threads: int | None = None, device: TorchDevice = None
 ) -> TorchProgram:
-    """A program for the kernel set "torch"; on the CPU by default."""
+    """A program for the engine "torch"; on the CPU by default."""
     return TorchProgram(lowered, dtype, device)
 
 

@@ -1,1 +1,1 @@
-"""The kernel set "cuda": programs on an NVIDIA GPU, in Triton."""
+"""The engine "cuda": programs on an NVIDIA GPU, in Triton."""

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from proxfield.core.common.arrays import Pixels
 from proxfield.core.devices.cuda import torch
 from proxfield.core.devices.tensors import CudaGraph, Tensor, TorchDevice
-from proxfield.core.engines.certified import damping_for
+from proxfield.core.engines.plan import damping_for
 from proxfield.core.engines.triton import dense_kernels as kernels
 from proxfield.core.engines.triton.terms.gaussian import GaussianOnDevice
 from proxfield.core.filters.geometry import SAMPLE_STRIDE, SEPARABLE, Blur, choose_blur

@@ -1,4 +1,4 @@
-"""The program of the kernel set "cuda": any field, any rule, on an NVIDIA GPU.
+"""The program of the engine "cuda": any field, any rule, on an NVIDIA GPU.
 
 A `GpuProgram` is a `BatchProgram` of one field, and what only makes sense for one: sweeps, chains,
 Python rules, terms that iterate on their own.
@@ -44,7 +44,7 @@ def compile_cuda(
     Args:
         lowered: The field.
         dtype: Type of the state: "float32" or "float64".
-        threads: Not used; every kernel set takes it.
+        threads: Not used; every engine takes it.
         device: A CUDA device; by default the current one.
     """
     return GpuProgram(lowered, dtype, device)

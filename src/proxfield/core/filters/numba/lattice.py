@@ -39,7 +39,7 @@ CACHE_BYTES = 2**24
 VERTICES = 512
 """Vertices that a task blurs."""
 CHANNEL_VERTICES = 4096
-"""The same where there is one channel only."""
+"""Vertices that a task blurs where there is one channel only."""
 
 Indices = NDArray[np.uint32]
 """Of vertices or rows; unsigned, so that none is counted from the end."""
@@ -258,16 +258,17 @@ def blur_apart(
             t = task // groups
             blur_group(
                 start[t], member[t], vertex[t], next_to[t], order[t], side[t], weight[t],
-                rows[t].reshape(-1), rows[t].shape[1], task % groups * LANES, here, there,
+                rows[t], task % groups * LANES, here, there,
             )  # fmt: skip
 
 
 @inlined
 def blur_group(
     start: Ints, member: Indices, vertex: Indices, next_to: Indices, order: Ints, side: float,
-    weight: float, rows: Floats, width: int, channel: int, here: Floats, there: Floats,
+    weight: float, rows: Floats, channel: int, here: Floats, there: Floats,
 ) -> None:  # fmt: skip
     """Eight channels of one lattice, from ``channel`` on."""
+    width, flat = rows.shape[1], rows.reshape(-1)
     n = next_to.shape[1]
     middle = 1.0 - 2.0 * side
     clear(here, n * LANES)  # what a missing neighbor holds
@@ -275,7 +276,7 @@ def blur_group(
     for v in range(n):
         clear(here, v * LANES)
         for r in range(start[v], start[v + 1]):
-            add_scaled(here, v * LANES, rows, member[r] * width + channel, 1.0)
+            add_scaled(here, v * LANES, flat, member[r] * width + channel, 1.0)
     for k in range(len(order)):
         near = next_to[order[k]]
         a = here if k % 2 == 0 else there
@@ -284,7 +285,7 @@ def blur_group(
             at, left, right = v * LANES, near[v, 0] * LANES, near[v, 1] * LANES
             blend(b, at, a, at, left, right, middle, side)
     for r in range(len(vertex)):
-        put_scaled(rows, r * width + channel, here, vertex[r] * LANES, weight)
+        put_scaled(flat, r * width + channel, here, vertex[r] * LANES, weight)
 
 
 @parallel_kernel
@@ -401,7 +402,7 @@ def blur_axis_one(near: Indices, side: float, a: Floats, b: Floats) -> None:
 
 @kernel
 def blur_few(next_to: Indices, order: Ints, side: float, here: Floats, there: Floats) -> None:
-    """The same on one thread: waking others for so little would cost more."""
+    """`blur_one` on one thread: waking others for so little would cost more."""
     for k in range(len(order)):
         a = here if k % 2 == 0 else there
         b = there if k % 2 == 0 else here

@@ -157,7 +157,7 @@ class Scratch(NamedTuple):
 
     @classmethod
     def make(cls, chunks: int, d: int) -> Scratch:
-        """For so many chunks and features."""
+        """Arrays for a number of chunks that are placed together, and of features."""
         return cls(
             np.empty((chunks, d + 2, BATCH)),
             np.empty((chunks, d + 1, BATCH), dtype=np.float32),
@@ -170,11 +170,16 @@ class Scratch(NamedTuple):
 @embedded
 def place_chunk(
     features: Floats, factor: Floats, code: Ints, scale: float, begin: Ints, end: Ints, keys: Ints,
-    row: Rows, weight: NDArray[np.float32], elevated: Doubles, rest: NDArray[np.float32],
-    bary: NDArray[np.float32], rank: NDArray[np.int32], corner: Ints,
+    row: Rows, weight: NDArray[np.float32], scratch: Scratch, c: int,
 ) -> int:  # fmt: skip
-    """Rows and weights of the points of some runs; the keys of the rows; returns how many."""
+    """Rows and weights of the points of some runs; the keys of the rows; returns how many.
+
+    c: Which of the chunks in ``scratch`` this is.
+    """
     d = features.shape[1]
+    elevated, rest, bary, rank, corner = (
+        scratch.elevated[c], scratch.rest[c], scratch.weight[c], scratch.rank[c], scratch.corner[c]
+    )  # fmt: skip
     table = np.full(SLOTS, FREE, dtype=np.int32)
     count: int = np.int64(0)  # a plain 0 would have `with_room` compiled for it too
     for r in range(len(begin)):
@@ -205,13 +210,11 @@ def place(
 ) -> None:  # fmt: skip
     """Some chunks, over threads; ``keys`` and ``count`` have one entry for each."""
     run, begin, end = chunks
-    elevated, rest, bary, rank, corner = scratch
     for c in numba.prange(len(count)):
         a, b = run[first + c], run[first + c + 1]
         count[c] = place_chunk(
-            features, factor, code, scale, begin[a:b], end[a:b], keys[c], row, weight,
-            elevated[c], rest[c], bary[c], rank[c], corner[c],
-        )  # fmt: skip
+            features, factor, code, scale, begin[a:b], end[a:b], keys[c], row, weight, scratch, c
+        )
 
 
 @kernel

@@ -60,7 +60,7 @@ def join_lists(
     Args:
         start: First of each list, and the end of the last.
         member: Members of all lists.
-        inner_start: The same of the lists that members stand for.
+        inner_start: First of each list that a member stands for, and the end of the last.
         inner: Their members.
 
     Example:

@@ -36,7 +36,7 @@ class HostLattice(Plan):
     name = "lattice"
 
     def __init__(self, features: Tensor) -> None:
-        from proxfield.core.filters.registry import make_filter
+        from proxfield.core.filters.plan import make_filter
 
         self.features = features - features.mean(dim=0)
         """Centered, for the precision of `pull`.  # (n, d)"""
@@ -60,7 +60,7 @@ class HostLattice(Plan):
     def pull(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         """As `pull_by_moments`, in compiled loops that reuse their memory."""
         from proxfield.core.compiled.jit import threads_for
-        from proxfield.core.filters.numba.moments import add_dots, scale_rows
+        from proxfield.core.filters.numba.exact import add_dots, scale_rows
 
         f = self.features.to(a.dtype).T.contiguous().numpy()  # (d, n)
         x, y = (np.ascontiguousarray(v.detach().numpy()) for v in (a, b))

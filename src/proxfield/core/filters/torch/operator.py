@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from proxfield.core.devices.cuda import torch
 from proxfield.core.devices.tensors import Tensor
 from proxfield.core.filters.operator import Operator as Operator
@@ -172,7 +174,7 @@ def differentiable(
     features: Tensor, normalization: str, self_message: bool, filter: str = "exact"
 ) -> Operator:
     """The operator in operations that autograd records.  # features: (Bf, n, d)"""
-    kind = MatrixPlan if exporting_onnx() else RecordedPlan
+    kind: Any = MatrixPlan if exporting_onnx() else RecordedPlan
     return Operator(kind(features, filter), normalization, self_message)
 
 

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from proxfield.core.devices.cuda import torch, triton
 from proxfield.core.devices.tensors import Tensor, TorchDtype
 from proxfield.core.filters.geometry import Blur
-from proxfield.core.filters.plan import Plan
-from proxfield.core.filters.registry import choose
+from proxfield.core.filters.plan import Plan, choose
 
 MAX_STORED_WEIGHTS = 1 << 25
 """Weights up to which a plain plan keeps them all (128 MB in float32)."""

@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from proxfield.core.common.logs import log
-from proxfield.core.engines.certified import prefers_search
-from proxfield.core.engines.plan import Plan
+from proxfield.core.engines.plan import Plan, prefers_search
 from proxfield.core.solve.problem import Outcome, Problem
 from proxfield.core.solve.rules.anneal import Anneal
 from proxfield.core.solve.rules.backtracking import Backtracking

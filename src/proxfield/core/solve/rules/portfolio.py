@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.core.common.interrupts import finish_first
-from proxfield.core.engines.certified import prefers_search
-from proxfield.core.engines.plan import Chains, Plan
+from proxfield.core.engines.plan import Chains, Plan, prefers_search
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.solve.problem import Outcome, Problem, Verdict
 from proxfield.core.solve.rules.backtracking import Backtracking

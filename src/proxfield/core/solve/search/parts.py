@@ -64,7 +64,7 @@ class Parts:
 
     def of(self, chosen: NDArray[np.bool_]) -> tuple[NDArray[np.int32], int]:
         """The part of each chosen variable (−1: it isn't), and how many there are."""
-        from proxfield.core.compiled.components import label_components
+        from proxfield.core.compiled.graphs import label_components
 
         part = np.empty(len(chosen), dtype=np.int32)
         count = label_components(self.row, self.column, chosen, part, self._waiting)
@@ -73,7 +73,7 @@ class Parts:
     @staticmethod
     def warm_up() -> None:
         """Compile or load what `of` needs."""
-        from proxfield.core.compiled.components import label_components
+        from proxfield.core.compiled.graphs import label_components
 
         label_components.warm_up()
         row, column = np.zeros(2, dtype=np.int64), np.zeros(0, dtype=np.int32)

@@ -2,7 +2,7 @@
 
 The same chains as `proxfield.core.engines.numba.chains`. Chains that visit single variables do so
 color by color instead of in the order of their numbers; those that move by forests (`forests`) do
-the same as in every kernel set. A chain's random number for a variable and a sweep is the same in
+the same as in every engine. A chain's random number for a variable and a sweep is the same in
 all of them.
 """
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.core.compiled.forests import tree_levels
+from proxfield.core.compiled.graphs import tree_levels
 from proxfield.core.devices.cuda import torch
 from proxfield.core.devices.tensors import Tensor
 from proxfield.core.engines.numba.general_chains import pack_general_forests

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.core.common.arrays import Array
-from proxfield.core.compiled.coloring import greedy_colors
+from proxfield.core.compiled.graphs import greedy_colors
 from proxfield.core.devices.cuda import interpreted, need, torch
 from proxfield.core.devices.tensors import Tensor, TorchDevice, TorchDtype
 from proxfield.core.engines.numba.general import GeneralPack

@@ -1,17 +1,17 @@
-"""Induced forests of a graph, compiled: sets of variables among which the edges form trees."""
+"""Graphs, compiled: greedy colors, connected components, and induced forests."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+from numpy.typing import NDArray
 
-from proxfield.core.compiled.jit import inlined, integer_kernel
+from proxfield.core.common.arrays import Ints
+from proxfield.core.compiled.jit import inlined, integer_kernel, kernel
 from proxfield.core.compiled.random import uniform
 
 
 @inlined
-def root_of(joined: Any, i: int) -> int:
+def root_of(joined: Ints, i: int) -> int:
     """The root of a variable's tree; halves the way there."""
     while joined[i] != i:
         joined[i] = joined[joined[i]]
@@ -21,8 +21,8 @@ def root_of(joined: Any, i: int) -> int:
 
 @integer_kernel
 def induced_forest(
-    row: Any, column: Any, member_row: Any, member: Any, taken: Any, covered: Any, seed: Any,
-    room: Any, node: Any, above: Any, edge: Any,
+    row: Ints, column: Ints, member_row: Ints, member: Ints, taken: Ints, covered: Ints, seed: int,
+    room: Ints, node: Ints, above: Ints, edge: Ints,
 ) -> int:  # fmt: skip
     """Choose variables in random order, those first that aren't covered yet, and order them.
 
@@ -111,7 +111,7 @@ def induced_forest(
 
 @integer_kernel
 def tree_levels(
-    node: Any, above: Any, place: Any, parent: Any, height: Any, depth: Any
+    node: Ints, above: Ints, place: Ints, parent: Ints, height: Ints, depth: Ints
 ) -> None:  # fmt: skip
     """Places of the parents in a forest (−1 at roots), heights and depths of its variables.
 
@@ -133,3 +133,63 @@ def tree_levels(
             height[parent[k]] = max(height[parent[k]], height[k] + 1)
     for k in range(len(node) - 1, -1, -1):
         depth[k] = 0 if parent[k] < 0 else depth[parent[k]] + 1
+
+
+@kernel
+def greedy_colors(row: Ints, column: Ints) -> Ints:
+    """Give each variable in turn the smallest color that no neighbor has.
+
+    Args:
+        row: Starts of each variable's neighbors.  # (n + 1,)
+        column: Neighbors.
+    """
+    n = len(row) - 1
+    colors = np.full(n, -1, dtype=np.int64)
+    taken_by = np.full(n + 1, -1, dtype=np.int64)  # color -> the last variable that saw it
+    for i in range(n):
+        for e in range(row[i], row[i + 1]):
+            c = colors[column[e]]
+            if c >= 0:
+                taken_by[c] = i
+        c = 0
+        while taken_by[c] == i:
+            c += 1
+        colors[i] = c
+    return colors
+
+
+@integer_kernel
+def label_components(
+    row: Ints, column: Ints, chosen: NDArray[np.bool_], component: Ints, queue: Ints
+) -> int:
+    """Number the connected components of the chosen variables; the others get −1.
+
+    Args:
+        row: Starts of each variable's neighbors.  # (n + 1,)
+        column: Neighbors.
+        chosen: Which variables to look at.  # (n,)
+        component: Where the numbers go.  # (n,)
+        queue: Room for variables.  # (n,) int32
+
+    Returns:
+        How many components there are.
+    """
+    count = 0
+    for i in range(len(chosen)):
+        component[i] = -1
+    for i in range(len(chosen)):
+        if not chosen[i] or component[i] >= 0:
+            continue
+        component[i] = count
+        queue[0] = i
+        done, end = 0, 1
+        while done < end:
+            for e in range(row[queue[done]], row[queue[done] + 1]):
+                j = column[e]
+                if chosen[j] and component[j] < 0:
+                    component[j] = count
+                    queue[end] = j
+                    end += 1
+            done += 1
+        count += 1
+    return count
