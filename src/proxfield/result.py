@@ -313,23 +313,17 @@ class Result:
         """
         x = np.ravel(self.map_labels if labels is None else np.asarray(labels))
         self.field.check_labels(x)
-        return {name: words[label] for (name, words), label in zip(self._names(), x, strict=True)}
+        return {
+            name: words[label] for (name, words), label in zip(names_of(self.field), x, strict=True)
+        }
 
     def named_marginals(self) -> dict[int | str, dict[int | str, float]]:
         """The probability of each label of each variable, with the field's names."""
         rows = self.field.layout.split(self.q)
         return {
             name: dict(zip(words, row.tolist(), strict=True))
-            for (name, words), row in zip(self._names(), rows, strict=True)
+            for (name, words), row in zip(names_of(self.field), rows, strict=True)
         }
-
-    def _names(self) -> Iterator[tuple[int | str, Sequence[int | str]]]:
-        """What to call each variable and its labels."""
-        given = self.field.layout.names
-        for v, c in enumerate(self.field.cardinalities.tolist()):
-            words = None if given is None else given.labels(v)
-            name = v if self.field.names is None else self.field.names[v]
-            yield name, range(c) if words is None else words
 
     # ---- samples, pictures, files ----
 
@@ -433,3 +427,12 @@ def one_hot(offsets: Ints, labels: Ints) -> Floats:
     q = np.zeros(int(offsets[-1]))
     q[offsets[:-1] + labels] = 1.0
     return q
+
+
+def names_of(field: Field) -> Iterator[tuple[int | str, Sequence[int | str]]]:
+    """What to call each variable of a field and its labels; numbers stand for what has no name."""
+    given = field.layout.names
+    for v, c in enumerate(field.cardinalities.tolist()):
+        words = None if given is None else given.labels(v)
+        name = v if field.names is None else field.names[v]
+        yield name, range(c) if words is None else words

@@ -137,6 +137,19 @@ def test_an_expensive_option_has_to_gain_more() -> None:
     assert arms.shares()[0] > 0.6
 
 
+def test_sharper_choices_and_several_at_once() -> None:
+    """By hand: gains 1 and 2 for 100 each, beside an average outcome of cost 100."""
+    arms = Arms({"a": 1.0, "b": 1.0}, memory=0.5, curiosity=0.2, sharpness=4.0, prior=100.0)
+    arms.learn(np.array([0, 1]), [1.0, 2.0], 100.0)
+    worse = (2.5 / 3.5) ** 4
+    expected = 0.1 + 0.8 * np.array([worse, 1.0]) / (1.0 + worse)
+    np.testing.assert_allclose(arms.shares(), expected)
+    drawn = arms.draw_several(np.random.default_rng(0), 2000)
+    assert drawn.mean() == pytest.approx(expected[1], abs=0.03)
+    arms.learn(np.array([0, 0]), [1.0, 1.0], 0.0)  # both count, after what was known is halved
+    np.testing.assert_allclose(arms.gain, [2.5, 1.0])
+
+
 # ---- what the search returns ----
 
 

@@ -16,7 +16,7 @@ from proxfield.core.solve.map_result import MapStatus
 from proxfield.core.solve.request import Request
 from proxfield.core.solve.rules.base import Rule
 from proxfield.core.solve.rules.registry import make_rule
-from proxfield.core.solve.search.labelling import MapSearch as Search
+from proxfield.core.solve.search.labelling import MapSearch
 from proxfield.core.solve.search.modes import infer_modes
 from proxfield.core.solve.solve_map import answer
 from proxfield.images.densecrf import DenseCRF
@@ -88,7 +88,7 @@ class ExactElimination(Peer):
         return run
 
 
-class MapSearch(Peer):
+class MapChains(Peer):
     """The search for the labelling of lowest energy."""
 
     name = "proxfield map"
@@ -98,7 +98,7 @@ class MapSearch(Peer):
 
     def prepare(self, task: Task, problem: Any, budget: float) -> Run:
         def run() -> Answer:
-            result = answer(problem, _request(Search(), budget, tol=0.0))
+            result = answer(problem, _request(MapSearch(), budget, tol=0.0))
             return Answer(labels=result.labels, proved=result.status is MapStatus.OPTIMAL)
 
         return run

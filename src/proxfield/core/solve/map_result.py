@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from proxfield.core.terms.base import Ints
 from proxfield.errors import InputError
 from proxfield.field import Field
+from proxfield.result import names_of
 
 if TYPE_CHECKING:
     from proxfield.io.files import Target
@@ -130,13 +131,8 @@ class MapResult:
             >>> pf.solve_map(field.add(pf.Unary([[1.0, 0.0], [0.0, 2.0]]))).named_labels()
             {'a': 'on', 'b': 'off'}
         """
-        names = self.field.layout.names
-        out: dict[int | str, int | str] = {}
-        for v, label in enumerate(self.labels.tolist()):
-            words = None if names is None else names.labels(v)
-            name = v if self.field.names is None else self.field.names[v]
-            out[name] = label if words is None else words[label]
-        return out
+        named = zip(names_of(self.field), self.labels.tolist(), strict=True)
+        return {name: words[label] for (name, words), label in named}
 
     def summary(self) -> dict[str, Any]:
         """The result's numbers as a plain dictionary (what ``map --json`` prints)."""
