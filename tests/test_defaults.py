@@ -15,7 +15,7 @@ import pytest
 import proxfield as pf
 from proxfield import learn
 from proxfield.cli.main import cli
-from proxfield.cli.options import default_rule
+from proxfield.cli.running import default_rule
 from proxfield.images.inputs import READING
 from proxfield.images.settings import GivenSettings
 from proxfield.torch.inference import infer as torch_infer

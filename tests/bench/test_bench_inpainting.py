@@ -14,6 +14,7 @@ import scipy.sparse
 
 import proxfield as pf
 from proxfield.bench import inpainting_models
+from proxfield.bench.inpainting import count_correct, log_truth, make_inpainting_tables
 from proxfield.bench.inpainting_models import (
     GIVEN,
     Inpainting,
@@ -21,8 +22,6 @@ from proxfield.bench.inpainting_models import (
     given_instances,
     read_model,
 )
-from proxfield.bench.inpainting_table import inpainting_block, make_inpainting_tables
-from proxfield.bench.inpainting_work import count_correct, log_truth
 from proxfield.errors import InputError
 from proxfield.learn import characters
 from proxfield.learn.characters import Characters, CharacterSets
@@ -147,30 +146,32 @@ def test_tables_are_means_over_fields() -> None:
     runs += [record("adam", "a", -6.0), record("adam", "b", -7.0)]
     (table,) = make_inpainting_tables(runs)
     fixed, adam = table.cells["fixed"][0], table.cells["adam"][0]
-    assert (fixed.free_energy, fixed.accuracy, fixed.best) == (-5.0, 80.0, False)
-    assert (adam.free_energy, adam.accuracy, adam.best) == (-6.5, 70.0, True)
-    assert adam.log_truth == -0.5
-    title, header, rows = inpainting_block(table)
+    assert (fixed["free_energy"], fixed["accuracy"], fixed["best"]) == (-5.0, 80.0, False)
+    assert (adam["free_energy"], adam["accuracy"], adam["best"]) == (-6.5, 70.0, True)
+    assert adam["log_truth"] == -0.5
+    title, header, rows, left = table.block()
     assert "trained by chains" in title and "2 fields" in title
+    assert left == [0, 3]
     assert header[:4] == ["rule", "0.3 s", "%", ""]
     assert rows[1][:4] == ["adam", "-6.50", "70.00", "*"]
     assert rows[1][-2:] == ["-49544.58", "67.12"]
-    assert adam.spread == pytest.approx(0.5)  # of −6 and −7
+    assert adam["standard_error"] == pytest.approx(0.5)  # of −6 and −7
 
 
 def test_a_missing_run_leaves_its_cell_empty() -> None:
     runs = [record("fixed", "a", -4.0), record("fixed", "b", -6.0), record("adam", "a", -6.0)]
     (table,) = make_inpainting_tables(runs)
-    assert table.cells["adam"][0].free_energy is None
-    assert table.cells["fixed"][0].best
+    assert table.cells["adam"][0]["free_energy"] is None
+    assert table.cells["fixed"][0]["best"]
 
 
 def test_given_models_are_shown_above_the_best_known_energy() -> None:
     more = {"suite": GIVEN, "correct": None, "log_truth": None, "best_known": -10.0}
     (table,) = make_inpainting_tables([record("adam", "a", -4.0, **more)])
-    assert table.above_best and table.cells["adam"][0].free_energy == 6.0
+    assert table.cells["adam"][0]["above_best_known"]
+    assert table.cells["adam"][0]["free_energy"] == 6.0
     published = table.published("adam")
-    assert published is not None and published[-1][0] == pytest.approx(6.10)
+    assert published[-1][0] == pytest.approx(6.10)
 
 
 @pytest.mark.slow
@@ -268,10 +269,7 @@ def test_a_model_whose_training_is_interrupted_is_not_kept(
 def test_all_experiments_share_a_folder(
     bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from proxfield.cli.bench import paper
-    from proxfield.cli.bench_inpainting import inpainting
-    from proxfield.cli.bench_people import people
-    from proxfield.cli.bench_segmentation import segmentation
+    from proxfield.cli.commands.bench import inpainting, paper, people, segmentation
 
     seen: list[dict[str, Any]] = []
     for command in (people, inpainting, segmentation, paper):
@@ -302,18 +300,19 @@ def test_charts_of_the_experiments() -> None:
     from proxfield.bench.charts import experiment_charts
     from proxfield.bench.curves import Curves
     from proxfield.bench.figures import experiments
-    from proxfield.bench.inpainting_report import InpaintingResults
-    from proxfield.bench.people_report import People
-    from proxfield.bench.people_table import Curve, PeopleTable
-    from proxfield.bench.segmentation_table import SegmentationResults, SegmentationTable
+    from proxfield.bench.table import Experiment, Table
 
     rows: dict[str, Any] = {"fixed": ([0, 1, 2], [0.0, 0.1, 0.2], [None, 5.0, 1.0])}
     curves = [Curves("GRID", "g", 4, rows), Curves("SEG", "s", 4, rows)]
-    inpainting = InpaintingResults([], [Curves("chains", "c", 4, rows)])
-    curve = Curve(np.array([9.0, 4.0, 2.0]), np.zeros(3))
-    table = PeopleTable("pitch", "exact", ("adam",), (), {}, {"adam": curve}, 1, 1, {})
-    scenes = SegmentationTable(False, ("adam",), (2,), {}, {"adam": [8.0, 7.0, 4.0]}, 1, 50.0)
-    found = experiment_charts(curves, inpainting, People([table]), SegmentationResults([scenes]))
+    inpainting = Experiment([], [Curves("chains", "c", 4, rows)])
+
+    def experiment(*energies: float) -> Experiment:
+        falls = {"adam": {"free_energy": np.array(energies)}}
+        about = ("s", ("adam",), (), {}, (), (), "", {"model": "exact"}, 1)
+        return Experiment([Table("name", "title", *about, curves=falls)])
+
+    people, scenes = experiment(9.0, 4.0, 2.0), experiment(8.0, 7.0, 4.0)
+    found = experiment_charts(curves, inpainting, people, scenes)
     assert [str(c.title).split(" (")[0] for c in found] == [
         *("character inpainting", "people detection", "segmentation", "semantic segmentation"),
     ]

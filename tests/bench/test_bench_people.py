@@ -12,9 +12,8 @@ import pytest
 
 import proxfield as pf
 from proxfield.bench import people_work
+from proxfield.bench.people import chart_id, make_curve, make_people_tables
 from proxfield.bench.people_frames import simulated_frames
-from proxfield.bench.people_report import chart_id
-from proxfield.bench.people_table import make_curve, make_people_tables
 from proxfield.bench.people_work import Setting, counted_field, iterate, people_rules
 from proxfield.bench.runner import Settings
 from proxfield.core.solve.rules.registry import make_rule
@@ -114,9 +113,9 @@ def test_a_curve_holds_the_last_state_that_was_reached() -> None:
          "matches": [0, 3], "false_alarms": [2, 0]},
     ]  # fmt: skip
     curve = make_curve(records, 4)
-    np.testing.assert_allclose(curve.free_energy, [8.0, 6.0, 4.0, 3.5, 3.5])
+    np.testing.assert_allclose(curve["free_energy"], [8.0, 6.0, 4.0, 3.5, 3.5])
     # 8 people: misses and false alarms of both frames together
-    np.testing.assert_allclose(curve.moda, [1 - 10 / 8, 1 - 5 / 8, 1 - 4 / 8, 1 - 1 / 8, 7 / 8])
+    np.testing.assert_allclose(curve["moda"], [1 - 10 / 8, 1 - 5 / 8, 1 - 4 / 8, 1 - 1 / 8, 7 / 8])
 
 
 def test_runs_of_other_settings_are_told_apart() -> None:
@@ -131,12 +130,12 @@ def test_runs_of_other_settings_are_told_apart() -> None:
     # a run of more passes and one of fewer, before or after it, aren't averaged
     for runs in ([record(4.0, 5), record(2.0, 6)], [record(2.0, 6), record(4.0, 5)]):
         [table] = make_people_tables(runs, [6])
-        assert table.cells["fixed"][0].free_energy == 2.0
-        assert (table.frames, table.people, table.note) == (1, 2, "")
+        assert table.cells["fixed"][0]["free_energy"] == 2.0
+        assert (table.count, table.facts["people"], table.more["note"]) == (1, 2, "")
     [table] = make_people_tables([record(2.0, 6), record(3.0, 6, version="later")], [6])
-    assert table.cells["fixed"][0].free_energy == 3.0
+    assert table.cells["fixed"][0]["free_energy"] == 3.0
     near, far = make_people_tables([record(2.0, 6), record(2.0, 6, 4.0, matches=[0, 2])], [6])
-    assert (near.cells["fixed"][0].moda, far.cells["fixed"][0].moda) == (0.5, 1.0)
+    assert (near.cells["fixed"][0]["moda"], far.cells["fixed"][0]["moda"]) == (0.5, 1.0)
     assert (near.name, far.name) == (
         "pitch, exact model, radius 1.0",
         "pitch, exact model, radius 4.0",
@@ -145,7 +144,7 @@ def test_runs_of_other_settings_are_told_apart() -> None:
     timed = {"kind": "people", "max_passes": None, "budget": 0.5, "matches": 1, "false_alarms": 0}
     runs = [record(0.0, 1, free_energy=f) for f in (8.0, 7.0)]
     [table] = make_people_tables([{**r, **timed} for r in runs], (), [0.5])
-    assert table.cells["fixed"][0].free_energy == 7.0
+    assert table.cells["fixed"][0]["free_energy"] == 7.0
 
 
 def test_the_table_and_resuming(
@@ -182,7 +181,7 @@ def test_the_table_and_resuming(
         c for c in found["cells"]
         if (c["model"], c["rule"], c["after"]) == ("exact", "fixed", "6 passes")
     ]  # fmt: skip
-    assert cell["free_energy"] == tables[0].cells["fixed"][1].free_energy
+    assert cell["free_energy"] == tables[0].cells["fixed"][1]["free_energy"]
     want = np.mean(
         [
             pf.infer(
@@ -200,8 +199,8 @@ def test_a_timed_run_has_what_the_table_needs() -> None:
     task = people_work.PeopleTask(instance, Setting("exact"), make_rule("fixed"), budget=0.01)
     record = {**task.identity(SETTINGS), **task.do(instance.make(), SETTINGS)}
     [table] = make_people_tables([record], (), [0.01])
-    assert table.columns == ("0.01 s",) and table.people == 27
-    assert table.cells["fixed"][0].free_energy == record["free_energy"]
+    assert table.columns == ("0.01 s",) and table.facts["people"] == 27
+    assert table.cells["fixed"][0]["free_energy"] == record["free_energy"]
 
 
 def test_a_folder_gives_what_its_simulation_gives(

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from proxfield.bench import segmentation_scenes as scenes
-from proxfield.bench.segmentation_table import make_segmentation_tables, mean_iou
+from proxfield.bench.paper import count_wins
+from proxfield.bench.segmentation import make_segmentation_tables, mean_iou
 from proxfield.bench.suites import generated_exact
-from proxfield.bench.wins import count_wins
 
 SMALL = ("--count", "2", "--rules", "fixed,adam", "--iterations", "1,3", "--threads", "1")
 
@@ -69,9 +69,10 @@ def test_tables_are_means_over_scenes() -> None:
     ]
     (table,) = make_segmentation_tables(runs)
     cell = table.cells["fixed"][0]
-    assert (cell.free_energy, cell.spread, cell.settled, cell.best) == (3.0, 1.0, 1, True)
-    assert cell.mean_iou == 100.0 and table.cells["adam"][0].free_energy is None
-    assert table.classifier_iou == pytest.approx(100 / (2 * n - 1))
+    assert (cell["free_energy"], cell["standard_error"]) == (3.0, 1.0)
+    assert (cell["converged"], cell["best"]) == (1, True)
+    assert cell["mean_iou"] == 100.0 and table.cells["adam"][0]["free_energy"] is None
+    assert cell["classifier_mean_iou"] == pytest.approx(100 / (2 * n - 1))
     assert mean_iou([np.zeros(n * n, dtype=int) + np.array(right)]) == 100.0
 
 

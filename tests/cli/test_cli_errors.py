@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from proxfield.cli import commands
 
 PREFIX = "proxfield: error: "
 GOOD = "MARKOV\n2\n2 2\n2\n1 0\n2 0 1\n2 1 2\n4 1 2 3 4\n"
@@ -209,7 +213,7 @@ def test_unwritable_targets_are_found_before_the_run(
         raise AssertionError("the run began")
 
     replace_infer(never)
-    monkeypatch.setattr("proxfield.io.uai.read_model", never)
+    monkeypatch.setattr("proxfield.cli.running.read_model", never)
     task = ("--task", "MAR") if option == "-o" else ()
 
     def line(target: Any) -> str:
@@ -297,3 +301,11 @@ def test_warnings_are_one_line(
 
     replace_infer(warn)
     assert invoke("solve", models / "grid.uai").stderr == "proxfield: warning: look out\n"
+
+
+def test_the_work_of_every_command_is_found() -> None:
+    """Commands name it by module and function, as text."""
+    for path in Path(commands.__file__).parent.glob("*.py"):
+        for place in re.findall(r'done_by\("(.*?)"\)', path.read_text(encoding="utf-8")):
+            module, _, name = place.partition(":")
+            assert callable(getattr(import_module(f"proxfield.cli.{module}"), name)), place

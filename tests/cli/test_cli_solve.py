@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import proxfield as pf
-from proxfield.cli import options
+from proxfield.cli import options, running
 from proxfield.io import read_map, read_mar, read_pr
 
 KEYS = {
@@ -128,7 +128,7 @@ def test_defaults_are_those_of_infer() -> None:
     parameters = inspect.signature(pf.infer).parameters
     assert parameters["max_iters"].default is None
     assert parameters["tol"].default == options.TOL
-    assert parameters["rule"].default == options.default_rule()
+    assert parameters["rule"].default == running.default_rule()
     for name, default in (("dtype", None), ("kernels", None), ("device", "cpu"), ("keep", "last")):
         assert parameters[name].default == default
     assert parameters["init"].default == "uniform"

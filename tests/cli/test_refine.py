@@ -473,13 +473,13 @@ def test_ctrl_c_before_the_first_image(
         assert Path("out").exists()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("proxfield.cli.refine_run.affordable_jobs", interrupt)
+    monkeypatch.setattr("proxfield.cli.refine.affordable_jobs", interrupt)
     result = work(*FOLDERS)
     assert result.exit_code == 130
     assert result.stderr.startswith("proxfield: interrupted; 3 images are left")
 
 
-@pytest.mark.parametrize("where", ["images.densecrf.infer", "cli.refine_run.affordable_jobs"])
+@pytest.mark.parametrize("where", ["images.densecrf.infer", "cli.refine.affordable_jobs"])
 def test_an_error_that_comes_of_ctrl_c(
     where: str, work: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -571,7 +571,7 @@ def test_a_job_that_is_ended_from_outside(
 
 def test_memory_is_estimated_from_headers(work: Callable[..., Any]) -> None:
     from proxfield.cli.refine_files import Pair
-    from proxfield.cli.refine_run import bytes_needed, stored_shape
+    from proxfield.cli.refine_many import bytes_needed, stored_shape
 
     np.savez_compressed("p.npz", probabilities=np.zeros((21, 200, 300), dtype=np.float16))
     Path("broken.npy").write_text("broken")

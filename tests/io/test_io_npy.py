@@ -16,7 +16,7 @@ import proxfield as pf
 from helpers import repulsive_grid
 from proxfield.bench.peers.scenes import read_scenes
 from proxfield.cli.refine_files import Pair
-from proxfield.cli.refine_run import PROCESS_BYTES, bytes_needed
+from proxfield.cli.refine_many import PROCESS_BYTES, bytes_needed
 from proxfield.io import images
 from proxfield.io.npy import map_array, naming_damage, stored_shape
 from proxfield.io.windows import open_sliced

@@ -5,22 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from proxfield.bench.curves import Curves
 from proxfield.bench.sensitivity import PARAMETER, Sensitivity
-from proxfield.bench.table import budget_name
+from proxfield.bench.table import Experiment, Table, budget_name
 from proxfield.viz.charts import Chart, Line
 from proxfield.viz.plots import show_energy
 
-if TYPE_CHECKING:
-    from proxfield.bench.curves import Curves
-    from proxfield.bench.inpainting_report import InpaintingResults
-    from proxfield.bench.people_report import People
-    from proxfield.bench.people_table import PeopleTable
-    from proxfield.bench.segmentation_table import SegmentationResults
-
+PASSES = "gradient passes"
 SEGMENTATION = "SEG"
 """The suite that is drawn of the paper's first experiment."""
 
@@ -72,33 +66,37 @@ def sensitivity_charts(figure: Sensitivity, suite: str) -> list[Chart]:
     return out
 
 
-def people_charts(table: PeopleTable) -> list[Chart]:
-    """F and MODA against passes."""
-    energy = people_energy(table, None)
-    lines = []
-    for rule, curve in table.curves.items():
-        passes = np.arange(1, len(curve.moda), dtype=float)
-        lines.append(Line(rule, passes, curve.moda[1:], (curve.moda[1:], passes)))
-    fields = ("MODA", "gradient passes")
-    # far below 0 a rule is useless all the same
-    moda = Chart("gradient passes", "MODA", tuple(lines), fields, limits=(-0.05, 1.05))
-    return [energy, moda]
-
-
-def people_energy(table: PeopleTable, title: str | None) -> Chart:
-    """Mean F over the frames against passes."""
+def energy_chart(table: Table, x_label: str, title: str | None) -> Chart:
+    """Mean F over the models against passes or iterations."""
     points = {
-        rule: [(float(k), float(f)) for k, f in enumerate(c.free_energy) if k > 0]
+        rule: [(float(k), float(f)) for k, f in enumerate(c["free_energy"]) if k > 0]
         for rule, c in table.curves.items()
     }
-    return gap_chart("gradient passes", "mean F", points, lowest_of(points.values()), title)
+    return gap_chart(x_label, "mean F", points, lowest_of(points.values()), title)
+
+
+def people_charts(table: Table) -> list[Chart]:
+    """F and MODA against passes."""
+    energy = energy_chart(table, PASSES, None)
+    lines = []
+    for rule, curve in table.curves.items():
+        moda = curve["moda"][1:]
+        passes = np.arange(1, len(moda) + 1, dtype=float)
+        lines.append(Line(rule, passes, moda, (moda, passes)))
+    # far below 0 a rule is useless all the same
+    return [energy, Chart(PASSES, "MODA", tuple(lines), ("MODA", PASSES), limits=(-0.05, 1.05))]
+
+
+def segmentation_charts(results: Experiment) -> list[Chart]:
+    """Mean F over the images against iterations, a chart for each field."""
+    return [energy_chart(table, "iterations", table.name) for table in results.tables]
 
 
 def experiment_charts(
     curves: Sequence[Curves],
-    inpainting: InpaintingResults | None,
-    people: People | None,
-    segmentation: SegmentationResults | None,
+    inpainting: Experiment | None,
+    people: Experiment | None,
+    segmentation: Experiment | None,
 ) -> list[Chart]:
     """The paper's Figure 3: how F falls in each experiment for which there are results."""
     out = []
@@ -106,9 +104,10 @@ def experiment_charts(
         first = inpainting.curves[0]
         chart = first.charts()[1]
         out.append(replace(chart, title=f"character inpainting ({first.suite})"))
-    exact = [t for t in people.tables if t.model == "exact" and t.curves] if people else []
+    tables = people.tables if people else []
+    exact = [t for t in tables if t.facts["model"] == "exact" and t.curves]
     if exact:
-        out.append(people_energy(exact[0], "people detection"))
+        out.append(energy_chart(exact[0], PASSES, "people detection"))
     out += [
         replace(c.charts()[1], title=f"segmentation ({c.suite})")
         for c in curves
@@ -116,17 +115,4 @@ def experiment_charts(
     ]
     if segmentation is not None and segmentation.tables:
         out.append(replace(segmentation_charts(segmentation)[0], title="semantic segmentation"))
-    return out
-
-
-def segmentation_charts(results: SegmentationResults) -> list[Chart]:
-    """Mean F over the images against iterations, a chart for each field."""
-    out = []
-    for table in results.tables:
-        points = {
-            rule: [(float(k), float(f)) for k, f in enumerate(fs) if k > 0]
-            for rule, fs in table.curves.items()
-        }
-        low = lowest_of(points.values())
-        out.append(gap_chart("iterations", "mean F", points, low, title=table.name))
     return out

@@ -10,7 +10,8 @@ from statistics import median
 
 import numpy as np
 
-from proxfield.bench.store import Record, number_of
+from proxfield.bench.store import number_of
+from proxfield.core.common.records import Record
 from proxfield.result import Trace
 from proxfield.viz.charts import Chart
 from proxfield.viz.plots import convergence_charts

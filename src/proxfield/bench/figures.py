@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from proxfield.bench.charts import experiment_charts, segmentation_charts, sensitivity_charts
 from proxfield.bench.curves import Curves
-from proxfield.bench.people_report import people_figures
+from proxfield.bench.people import people_figures
 from proxfield.errors import InputError
 from proxfield.io.files import atomic_write, display_name
 from proxfield.viz.charts import Chart, chart_figure
@@ -60,7 +60,7 @@ def make_figures(data: ReportData) -> dict[str, Figure]:
             some = sensitivity_charts(data.sensitivity, suite)
             out[f"sensitivity-{suite}"] = chart_figure(some, title, (4.9, 4.2), names="legend")
     if data.people is not None:
-        out |= people_figures(data.people)
+        out |= people_figures(data.people.tables)
     if data.segmentation is not None and data.segmentation.tables:
         some = segmentation_charts(data.segmentation)
         out["segmentation"] = chart_figure(some, None, (4.9, 4.2), share=False, names="legend")

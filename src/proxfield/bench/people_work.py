@@ -12,8 +12,8 @@ import numpy as np
 from proxfield._version import __version__
 from proxfield.bench.people_frames import Frame, FrameInstance
 from proxfield.bench.runner import UNLIMITED, Settings, Warm, infer_with
-from proxfield.bench.store import Record, plain
 from proxfield.core.common.arrays import Doubles
+from proxfield.core.common.records import Record, plain
 from proxfield.core.engines.plan import Update
 from proxfield.core.engines.terms import register
 from proxfield.core.solve.request import Request

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Watcher:
-    """Is told what the runner does; does nothing with it. `Bar` shows it."""
+    """Is told what the runner does; does nothing with it. `TaskBar` shows it."""
 
     def __enter__(self) -> Watcher:
         return self
@@ -34,14 +34,14 @@ class Watcher:
         """A task is done."""
 
 
-class Bar(Watcher):
+class TaskBar(Watcher):
     """A bar on stderr with the time left; silent when stderr isn't a terminal."""
 
     def __init__(self) -> None:
         self._bar: RichBar | None = None
         self._task: TaskID
 
-    def __enter__(self) -> Bar:
+    def __enter__(self) -> TaskBar:
         if sys.stderr is not None and sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import (

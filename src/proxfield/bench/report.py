@@ -18,20 +18,16 @@ from proxfield.bench.charts import (
     sensitivity_charts,
 )
 from proxfield.bench.curves import Curves
-from proxfield.bench.exact import Gaps
 from proxfield.bench.inpainting_models import GIVEN
-from proxfield.bench.inpainting_report import InpaintingResults
-from proxfield.bench.inpainting_table import show_percent
-from proxfield.bench.people_report import People, chart_id
-from proxfield.bench.people_table import show_moda
-from proxfield.bench.published import ABOUT, FULL_NAMES, INPAINTING_BUDGETS, PEOPLE_BUDGETS
+from proxfield.bench.paper import Gaps, Wins, bests
+from proxfield.bench.people import chart_id, show_moda
+from proxfield.bench.published import ABOUT, FULL_NAMES
 from proxfield.bench.segmentation_scenes import CLASSES
-from proxfield.bench.segmentation_table import SegmentationResults
 from proxfield.bench.sensitivity import PARAMETER, Sensitivity
-from proxfield.bench.store import Record
-from proxfield.bench.table import Cell, Table, bests, budget_name, show
-from proxfield.bench.wins import Wins
+from proxfield.bench.table import Experiment, Table, budget_name, counted, show
 from proxfield.core.common.extras import install_hint
+from proxfield.core.common.records import Record
+from proxfield.core.solve.rules.registry import RULES
 from proxfield.errors import MissingDependencyError
 from proxfield.io.files import atomic_write
 from proxfield.viz.charts import Chart
@@ -69,7 +65,7 @@ class ReportData:
         command: The command that made the report.
         tol: When runs stop before their budget is used up.
         repeats: Repetitions of each timed run.
-        table: Table 1.
+        table: Table 1, a part for each suite.
         wins: How often each rule beats each other one.
         papers_own: Which suites are the paper's very instances.
         curves: How F falls on one instance of each suite.
@@ -87,15 +83,15 @@ class ReportData:
     command: str
     tol: float
     repeats: int = 1
-    table: Table | None = None
+    table: list[Table] = field(default_factory=list)
     wins: Wins | None = None
     papers_own: dict[str, bool] = field(default_factory=dict)
     curves: list[Curves] = field(default_factory=list)
     sensitivity: Sensitivity | None = None
     gaps: Gaps | None = None
-    inpainting: InpaintingResults | None = None
-    people: People | None = None
-    segmentation: SegmentationResults | None = None
+    inpainting: Experiment | None = None
+    people: Experiment | None = None
+    segmentation: Experiment | None = None
     figures: tuple[str, list[str]] | None = None
     failures: list[str] = field(default_factory=list)
     overruns: str | None = None
@@ -133,7 +129,7 @@ def find_environment() -> Environment:
     env.filters |= {
         "budget": budget_name,
         "energy": lambda value: show(value).replace("-", "−"),
-        "percent": show_percent,
+        "percent": show,
         "moda": lambda value: show_moda(value).replace("-", "−"),
         "range": _range,
     }
@@ -178,7 +174,7 @@ def make_report(data: ReportData) -> str:
         "full_names": FULL_NAMES,
         "abouts": ABOUT,
         "suites": _suites(data),
-        "table": data.table,
+        "tables": data.table,
         "wins": data.wins if data.wins is not None and data.wins.models else None,
         "gaps": data.gaps if data.gaps is not None and data.gaps.cells else None,
         "overruns": data.overruns,
@@ -197,6 +193,7 @@ def make_report(data: ReportData) -> str:
         "origins": [_origin(meta, data.tol) for meta in data.metas],
     }
     present = {**context, "what": True, "rerun": True, "exact": context["gaps"]}
+    present["table"] = data.table
     context["contents"] = [(name, text) for name, text in HEADINGS.items() if present.get(name)]
     context["charts"] = charts.data
     return env.get_template("report.html.j2").render(context)
@@ -215,38 +212,37 @@ def _about(data: ReportData) -> str:
 
 def _suites(data: ReportData) -> list[str]:
     """The suites of the paper's first experiment that the report is about."""
-    suites = list(data.table.suites) if data.table else []
-    suites = suites or [c.suite for c in data.curves]
+    suites = [table.suite for table in data.table] or [c.suite for c in data.curves]
     return suites or (data.sensitivity.suites if data.sensitivity else [])
 
 
 def _table_parts(data: ReportData) -> Record:
     """What is said about Table 1."""
-    table = data.table
-    if table is None:
+    if not data.table:
         return {"headlines": [], "foreign": "", "differences": []}
     own = data.papers_own
-    foreign = [s for s in table.suites if not own.get(s)]
-    budget = max(table.budgets)
-    headlines = []
-    for suite in table.suites:
-        best = [r for r in table.rules if table.cells[r, suite, budget].best]
-        ours, theirs = bests(table, suite, budget)
+    foreign = [table.suite for table in data.table if not own.get(table.suite)]
+    headlines, differences = [], []
+    for table in data.table:
+        last = table.columns.index(max(table.columns))
+        best = [r for r in table.rules if table.cells[r][last]["best"]]
+        ours, theirs = bests(table, last)
         if best and ours is not None:
-            theirs = theirs if own.get(suite) else None
-            difference = "" if theirs is None else f"{ours - theirs:+.2f}".replace("-", "−")
+            theirs = theirs if own.get(table.suite) else None
             headlines.append(
-                {"suite": suite, "rules": best, "budget": budget, "ours": ours, "theirs": theirs,
-                 "difference": difference}
+                {"suite": table.suite, "rules": best, "budget": table.columns[last], "ours": ours,
+                 "theirs": theirs, "difference": _difference(ours, theirs, "")}
             )  # fmt: skip
-    differences = []
-    for suite in table.suites if any(own.get(s) for s in table.suites) else ():
-        for b in table.budgets:
-            ours, theirs = bests(table, suite, b)
-            known = own.get(suite) and ours is not None and theirs is not None
-            text = f"{ours - theirs:+.2f}" if known else "–"  # type: ignore[operator]
-            differences.append(text.replace("-", "−"))
+        for k in range(len(table.columns)) if any(own.get(t.suite) for t in data.table) else ():
+            ours, theirs = bests(table, k)
+            differences.append(_difference(ours, theirs if own.get(table.suite) else None, "–"))
     return {"headlines": headlines, "foreign": joined(foreign), "differences": differences}
+
+
+def _difference(ours: float | None, theirs: float | None, unknown: str) -> str:
+    if ours is None or theirs is None:
+        return unknown
+    return f"{ours - theirs:+.2f}".replace("-", "−")
 
 
 def joined(names: Sequence[str]) -> str:
@@ -259,16 +255,15 @@ def joined(names: Sequence[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
-def _size(table: Table, suite: str) -> str:
-    count, models = table.counts[suite], table.models[suite]
-    text = "1 instance" if count == 1 else f"{count} instances"
-    return text if count == models else f"{text}, {models} models"
+def _size(table: Table) -> str:
+    text, models = counted(table.count, "instance"), table.more["models"]
+    return text if table.count == models else f"{text}, {models} models"
 
 
-def _range(cell: Cell) -> str:
+def _range(cell: Record) -> str:
     """The spread over repetitions, relative to the value in the table."""
-    assert cell.spread is not None and cell.value is not None
-    below, above = cell.value - cell.spread[0], cell.spread[1] - cell.value
+    value, (low, high) = cell["free_energy"], cell["spread"]
+    below, above = value - low, high - value
     return "± 0" if show(below) == show(above) == show(0.0) else f"−{below:.2f} +{above:.2f}"
 
 
@@ -316,16 +311,12 @@ def _sensitivity(figure: Sensitivity | None, charts: Charts) -> Record:
     return {"sensitivity": out, "sensitivity_rules": list(PARAMETER)}
 
 
-def _inpainting(results: InpaintingResults | None) -> Record:
-    return {
-        "inpainting": results,
-        "inpainting_budgets": INPAINTING_BUDGETS,
-        "given": GIVEN,
-        "inpainting_pictures": _encoded(results.pictures if results else []),
-    }
+def _inpainting(results: Experiment | None) -> Record:
+    pictures = _encoded(results.pictures if results else [])
+    return {"inpainting": results, "given": GIVEN, "inpainting_pictures": pictures}
 
 
-def _people(people: People | None, charts: Charts) -> Record:
+def _people(people: Experiment | None, charts: Charts) -> Record:
     out = []
     for table in people.tables if people else ():
         group = chart_id(table, "group")
@@ -337,14 +328,10 @@ def _people(people: People | None, charts: Charts) -> Record:
             if table.curves
         ]
         out.append({"table": table, "group": group, "charts": drawn})
-    return {
-        "people": out,
-        "people_budgets": PEOPLE_BUDGETS,
-        "people_pictures": _encoded(people.pictures if people else []),
-    }
+    return {"people": out, "people_pictures": _encoded(people.pictures if people else [])}
 
 
-def _segmentation(results: SegmentationResults | None, charts: Charts) -> Record:
+def _segmentation(results: Experiment | None, charts: Charts) -> Record:
     tables = results.tables if results else []
     drawn = [
         charts.draw(
@@ -356,7 +343,7 @@ def _segmentation(results: SegmentationResults | None, charts: Charts) -> Record
     ]
     rules = list(dict.fromkeys(rule for t in tables for rule in t.curves))
     return {
-        "segmentation": [{"table": table} for table in tables],
+        "segmentation": tables,
         "segmentation_plots": drawn,
         "segmentation_rules": rules,
         "classes_of_scenes": len(CLASSES),
@@ -381,15 +368,10 @@ def _encoded(pictures: Iterable[tuple[str, str, bytes]]) -> list[tuple[str, str,
 
 def _rules(data: ReportData) -> list[tuple[str, str]]:
     """What the rules do, in a line each."""
-    from proxfield.core.solve.rules.registry import RULES
-
-    names = list(data.table.rules) if data.table else [r for c in data.curves for r in c.rows]
-    for table in data.people.tables if data.people else ():
-        names += table.rules
-    for each in data.inpainting.tables if data.inpainting else ():
-        names += each.rules
-    for one in data.segmentation.tables if data.segmentation else ():
-        names += one.rules
+    names = [r for table in data.table[:1] for r in table.rules]
+    names = names or [r for c in data.curves for r in c.rows]
+    for part in (data.people, data.inpainting, data.segmentation):
+        names += [rule for table in (part.tables if part else ()) for rule in table.rules]
     names = list(dict.fromkeys(names)) or list(PARAMETER)
     return [(name, str(RULES[name].summary)) for name in names if name in RULES]
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 
 from proxfield._version import __version__
-from proxfield.bench.store import Record, Store, plain
+from proxfield.bench.store import Store
 from proxfield.bench.suites import Instance
+from proxfield.core.common.records import Record, plain
 from proxfield.core.jobs import run_jobs, slots_of
 from proxfield.core.solve import infer as inference
 from proxfield.errors import ProxfieldError
@@ -102,8 +103,8 @@ class Work(Protocol):
         """What tells it from others in a results file."""
 
 
-class Job(Work, Protocol[ModelT]):
-    """A piece of work that `run_tasks` can do: a `Task`, or one on people."""
+class Runnable(Work, Protocol[ModelT]):
+    """A piece of work that `run_tasks` can do: a `PaperTask`, or one on people."""
 
     @property
     def instance(self) -> Readable[ModelT]:
@@ -128,7 +129,7 @@ def rule_identity(rule: Rule, settings: Settings) -> Record:
 
 
 @dataclass(frozen=True)
-class Task:
+class PaperTask:
     """One piece of work.
 
     Attributes:
@@ -195,7 +196,7 @@ class Failure:
 
 
 def run_tasks(
-    tasks: Sequence[Job[ModelT]],
+    tasks: Sequence[Runnable[ModelT]],
     store: Store,
     settings: Settings,
     watcher: Watcher,
@@ -225,7 +226,7 @@ def run_tasks(
     failures: list[Failure] = []
     groups = [list(group) for _, group in groupby(pending, key=lambda t: t.instance)]
 
-    def take(task: Job[ModelT], record: Record | None, why: str) -> None:
+    def take(task: Runnable[ModelT], record: Record | None, why: str) -> None:
         if record is None:
             failures.append(Failure(task, why))
         else:
@@ -249,7 +250,7 @@ def run_tasks(
 
 
 def _attempt(
-    task: Job[ModelT], model: ModelT, settings: Settings, warm: Warm
+    task: Runnable[ModelT], model: ModelT, settings: Settings, warm: Warm
 ) -> tuple[Record | None, str]:
     """What a task gives, or None and why it failed."""
     try:
@@ -264,7 +265,7 @@ _WARM: Warm = set()
 
 
 def _run_group(
-    item: tuple[int, Sequence[Job[Any]]], settings: Settings
+    item: tuple[int, Sequence[Runnable[Any]]], settings: Settings
 ) -> tuple[int, list[tuple[Record | None, str]]]:
     """All tasks of one instance, in a worker."""
     number, group = item
@@ -273,11 +274,13 @@ def _run_group(
     return number, [(None if record is None else plain(record), why) for record, why in made]
 
 
-def _name_of(item: tuple[int, Sequence[Job[Any]]]) -> str:
+def _name_of(item: tuple[int, Sequence[Runnable[Any]]]) -> str:
     return item[1][0].instance.name
 
 
-def _read_all(pending: Iterable[Job[ModelT]], watcher: Watcher) -> dict[Readable[ModelT], ModelT]:
+def _read_all(
+    pending: Iterable[Runnable[ModelT]], watcher: Watcher
+) -> dict[Readable[ModelT], ModelT]:
     """All models that are needed, so that a bad one shows before a long run."""
     out: dict[Readable[ModelT], ModelT] = {}
     for instance in dict.fromkeys(t.instance for t in pending):
@@ -296,13 +299,13 @@ def infer_with(rule: Rule, field: Field, settings: Settings, **options: Any) -> 
     return result
 
 
-def _infer(task: Task, field: Field, settings: Settings, **options: Any) -> Result:
+def _infer(task: PaperTask, field: Field, settings: Settings, **options: Any) -> Result:
     """Run the task's rule."""
     assert task.rule is not None
     return infer_with(task.rule, field, settings, **options)
 
 
-def _do_run(task: Task, field: Field, settings: Settings) -> Record:
+def _do_run(task: PaperTask, field: Field, settings: Settings) -> Record:
     """A timed run. The clock is `infer`'s own: F of the end is evaluated after it has stopped."""
     begun = time.perf_counter()
     result = _infer(task, field, settings, budget=task.budget, max_iters=UNLIMITED, trace=False)
@@ -316,7 +319,7 @@ def _do_run(task: Task, field: Field, settings: Settings) -> Record:
     }
 
 
-def _do_trace(task: Task, field: Field, settings: Settings) -> Record:
+def _do_trace(task: PaperTask, field: Field, settings: Settings) -> Record:
     """F of every state, in a run of its own because that may cost time."""
     assert task.rule is not None and task.budget is not None
     return traced_run(task.rule, field, settings, task.budget)
@@ -352,7 +355,7 @@ def thin_out(trace: Trace) -> NDArray[np.int64]:
     return np.unique(np.concatenate([[0], at]))
 
 
-def _do_exact(task: Task, field: Field, settings: Settings) -> Record:
+def _do_exact(task: PaperTask, field: Field, settings: Settings) -> Record:
     """How far the bound is from the exact log Z, and the marginals from the exact ones."""
     assert task.instance.reference is not None
     reference = task.instance.reference()
@@ -367,7 +370,7 @@ def _do_exact(task: Task, field: Field, settings: Settings) -> Record:
     }
 
 
-def _do_curvature(task: Task, field: Field, settings: Settings) -> Record:
+def _do_curvature(task: PaperTask, field: Field, settings: Settings) -> Record:
     """The paper's d = L and the certified d."""
     from proxfield.core.engines.plan import damping_for
     from proxfield.core.solve.curvature import Curvature
@@ -377,7 +380,7 @@ def _do_curvature(task: Task, field: Field, settings: Settings) -> Record:
     return {"lipschitz": curvature.lipschitz, "certified": certified}
 
 
-WORK: dict[str, Callable[[Task, Field, Settings], Record]] = {
+WORK: dict[str, Callable[[PaperTask, Field, Settings], Record]] = {
     "run": _do_run,
     "trace": _do_trace,
     "exact": _do_exact,

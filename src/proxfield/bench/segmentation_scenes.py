@@ -39,7 +39,7 @@ NOISE = (0.9, 0.8)
 
 
 @dataclass(frozen=True)
-class Scene:
+class DrawnScene:
     """An image with its labels, and what a classifier says of it.
 
     Attributes:
@@ -63,7 +63,7 @@ class SceneInstance:
     digest: str = RECIPE
 
     @property
-    def make(self) -> Callable[[], Scene]:
+    def make(self) -> Callable[[], DrawnScene]:
         """Makes it."""
         return partial(make_scene, self.seed)
 
@@ -98,7 +98,7 @@ def make_labels(seed: int) -> Ints:
     return labels.astype(np.int64)
 
 
-def make_scene(seed: int) -> Scene:
+def make_scene(seed: int) -> DrawnScene:
     """A scene of a seed."""
     truth = make_labels(seed)
     rng = np.random.default_rng([2017, seed])
@@ -114,7 +114,7 @@ def make_scene(seed: int) -> Scene:
     logits = logits + np.kron(blocks, np.ones((8, 8, 1)))[:h, :w]
     logits += rng.normal(scale=NOISE[1], size=logits.shape)
     log_p = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
-    return Scene(image.clip(0, 255).astype(np.uint8), truth, log_p)
+    return DrawnScene(image.clip(0, 255).astype(np.uint8), truth, log_p)
 
 
 def counts() -> CooccurrenceStatistics:
@@ -124,7 +124,7 @@ def counts() -> CooccurrenceStatistics:
     )
 
 
-def make_field(scene: Scene, cooccurrence: bool) -> Field:
+def make_field(scene: DrawnScene, cooccurrence: bool) -> Field:
     """The dense CRF of a scene.
 
     Args:

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from proxfield.bench.runner import Task
-from proxfield.bench.store import Record, number_of
+from proxfield.bench.runner import PaperTask
+from proxfield.bench.store import number_of
 from proxfield.bench.suites import Instance
 from proxfield.bench.table import weighted_mean
+from proxfield.core.common.records import Record
 from proxfield.core.solve.rules.registry import make_rule
 from proxfield.errors import InputError
 
@@ -58,14 +59,14 @@ def sensitivity_tasks(
     suites: dict[str, list[Instance]],
     etas: Sequence[float],
     budgets: Sequence[float],
-) -> list[Task]:
+) -> list[PaperTask]:
     """Timed runs over a range of η, and the curvature of each instance."""
     rules = [make_rule(name, {key: eta}) for name, key in PARAMETER.items() for eta in etas]
     tasks = []
     for instances in suites.values():
         for instance in instances:
-            tasks.append(Task("curvature", instance))
-            tasks += [Task("run", instance, rule, b, 0) for rule in rules for b in budgets]
+            tasks.append(PaperTask("curvature", instance))
+            tasks += [PaperTask("run", instance, rule, b, 0) for rule in rules for b in budgets]
     return tasks
 
 

@@ -15,9 +15,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TextIO
 
-from proxfield.core.common.records import Record as Record
+from proxfield.core.common.records import Record, plain
 from proxfield.errors import InputError
-from proxfield.io.files import atomic_write, display_name
+from proxfield.io.files import atomic_write, display_name, read_bytes
 
 FORMAT = "proxfield-bench-1"
 IDENTITY = (
@@ -54,26 +54,6 @@ PASSING = ("when", "load_average")
 def identity(record: Record) -> str:
     """The part of a record that says what was done, as text."""
     return json.dumps([record.get(key) for key in IDENTITY], sort_keys=True)
-
-
-def plain(value: Any) -> Any:
-    """The same data as JSON has it: null for numbers that aren't finite, lists, plain types.
-
-    Example:
-        >>> plain({"f": float("inf"), "n": (1, 2.5)})
-        {'f': None, 'n': [1, 2.5]}
-    """
-    if isinstance(value, dict):
-        return {str(k): plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(v) for v in value]
-    if isinstance(value, (str, bool, int)) or value is None:
-        return value
-    if hasattr(value, "tolist"):
-        return plain(value.tolist())
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return str(value)
 
 
 def number_of(record: Record, key: str) -> float:
@@ -299,8 +279,6 @@ def read_records(path: str | os.PathLike[str]) -> tuple[list[Record], list[Recor
     Raises:
         InputError: If it can't be read or holds no results.
     """
-    from proxfield.io.files import read_bytes
-
     content, name = read_bytes(os.fspath(path))
     found = parse_lines(content)
     records = {identity(r): r for r in found.good if r["kind"] != "meta"}

@@ -1,171 +1,201 @@
-"""Table 1: the mean F of each rule on each suite at each budget, beside the published one."""
+"""Tables of the benchmarks: named values of each rule in each column, from records of runs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from statistics import median, stdev
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import stdev
+from typing import Any
 
-from proxfield.bench.published import published
-from proxfield.bench.runner import Settings, Task
-from proxfield.bench.store import Record, Store, number_of
-from proxfield.bench.suites import Instance
-from proxfield.core.solve.rules.base import Rule
+from proxfield.bench.curves import Curves
+from proxfield.core.common.arrays import Doubles
+from proxfield.core.common.records import Record
 
-OVERRUN_FACTOR = 1.1
-"""A run that takes more than this many times its budget is worth mentioning."""
+MISSING = "–"
+Shown = Callable[[float | None], str]
+Column = float | str
+Block = tuple[str, list[str], list[list[str]], list[int]]
+"""A table on stdout: title, header, rows, and which columns are aligned to the left."""
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One rule on one suite at one budget.
+class ShownValue:
+    """One of the values that a cell shows on stdout.
 
     Attributes:
-        value: Mean F over the instances; None if a run is missing.
-        spread: Means over the instances of the lowest and of the highest F of the repetitions;
-            None with a single repetition.
-        published: The paper's, where it has one.
-        best: Is ``value`` the lowest of its column, to the digits shown?
-        published_best: Is ``published`` the lowest of its column?
-        iterations: Median over the instances.
-        settled: Instances (by weight) that converged within the budget.
-        seconds: Longest run.
+        name: Of the value.
+        show: Writes it.
+        head: Above it; None for the head of the column.
+        left: Whether it is aligned to the left.
     """
 
-    value: float | None
-    published: float | None
-    best: bool = False
-    published_best: bool = False
-    iterations: float | None = None
-    settled: int = 0
-    seconds: float = 0.0
-    spread: tuple[float, float] | None = None
+    name: str
+    show: Callable[[Any], str]
+    head: str | None = None
+    left: bool = False
 
 
 @dataclass(frozen=True)
 class Table:
-    """All cells, by (rule, suite, budget).
+    """All rules on the models of one suite.
 
     Attributes:
-        counts: Instances of each suite, by weight.
-        models: Models of each suite.
+        name: What it is about, in words.
+        title: What stdout says above it.
+        suite: The suite.
+        rules: In the order of the rows.
+        columns: Budgets, numbers of iterations or what else the columns are.
+        cells: Values by name, one cell per column, by rule. All have "free_energy" (a mean, None if
+            a run is missing) and "best" (whether that is the lowest of its column, to the digits
+            shown).
+        parts: What stdout shows of a cell.
+        listed: Values that ``--json`` lists.
+        column_key: What ``--json`` calls the columns.
+        facts: What ``--json`` says about all cells.
+        count: Number of models.
+        size: This number, in words.
+        papers: What the paper published, by rule: values in the order of its columns.
+        paper_columns: Their heads.
+        paper_parts: Writes the values of one of its columns.
+        curves: By rule: values after 0, 1, 2, … iterations or passes.
+        more: What only some tables have.
     """
 
+    name: str
+    title: str
+    suite: str
     rules: tuple[str, ...]
-    suites: tuple[str, ...]
-    budgets: tuple[float, ...]
-    cells: dict[tuple[str, str, float], Cell]
-    counts: dict[str, int]
-    models: dict[str, int]
+    columns: tuple[Column, ...]
+    cells: dict[str, tuple[Record, ...]]
+    parts: tuple[ShownValue, ...]
+    listed: tuple[str, ...]
+    column_key: str
+    facts: Record
+    count: int
+    size: str = ""
+    papers: Mapping[str, tuple[tuple[float, ...], ...]] = field(default_factory=dict)
+    paper_columns: tuple[str, ...] = ()
+    paper_parts: tuple[tuple[str, Shown], ...] = ()
+    curves: dict[str, dict[str, Doubles]] = field(default_factory=dict)
+    more: Record = field(default_factory=dict)
 
+    @property
+    def heads(self) -> list[str]:
+        """The columns as they are headed."""
+        return [self.head(column) for column in self.columns]
 
-def paper_tasks(
-    suites: dict[str, list[Instance]], rules: Sequence[Rule], budgets: Sequence[float], repeats: int
-) -> list[Task]:
-    """The timed runs of Table 1, instance by instance."""
-    return [
-        Task("run", instance, rule, budget, repeat)
-        for instances in suites.values()
-        for instance in instances
-        for rule in rules
-        for budget in budgets
-        for repeat in range(repeats)
-    ]
+    def head(self, column: Column) -> str:
+        """A column as it is headed."""
+        if isinstance(column, str):
+            return column
+        return f"{column} iterations" if isinstance(column, int) else budget_name(column)
 
+    def published(self, rule: str) -> tuple[tuple[float | None, ...], ...]:
+        """What the paper published of a rule; None for what it doesn't have."""
+        nothing = (None,) * len(self.paper_parts)
+        return self.papers.get(rule, (nothing,) * len(self.paper_columns))
 
-def make_table(
-    suites: dict[str, list[Instance]],
-    rules: Sequence[Rule],
-    budgets: Sequence[float],
-    repeats: int,
-    store: Store,
-    settings: Settings,
-) -> Table:
-    """The table of what is stored."""
-    cells: dict[tuple[str, str, float], Cell] = {}
-    for suite, instances in suites.items():
-        for budget in budgets:
-            column = {
-                rule.name: _cell(instances, rule, suite, budget, repeats, store, settings)
-                for rule in rules
+    def data(self) -> list[Record]:
+        """For ``--json``: one object per rule and column."""
+        return [
+            {
+                **self.facts,
+                "rule": rule,
+                self.column_key: column,
+                **{name: cell[name] for name in self.listed},
             }
-            ours = lowest([c.value for c in column.values()])
-            theirs = lowest([c.published for c in column.values()])
-            for name, c in column.items():
-                cells[name, suite, budget] = Cell(
-                    **{
-                        **c.__dict__,
-                        "best": is_lowest(c.value, ours),
-                        "published_best": is_lowest(c.published, theirs),
-                    }
-                )
-    return Table(
-        tuple(r.name for r in rules),
-        tuple(suites),
-        tuple(budgets),
-        cells,
-        {suite: sum(i.weight for i in instances) for suite, instances in suites.items()},
-        {suite: len(instances) for suite, instances in suites.items()},
-    )
+            for rule in self.rules
+            for column, cell in zip(self.columns, self.cells[rule], strict=True)
+        ]
+
+    def block(self) -> Block:
+        """For the terminal."""
+        header, left = ["rule"], [0]
+        for head in self.heads:
+            for part in self.parts:
+                left += [len(header)] if part.left else []
+                header.append(head if part.head is None else part.head)
+        for head in self.paper_columns:
+            header += [f"paper {head}" if name == "" else name for name, _ in self.paper_parts]
+        rows = []
+        for rule in self.rules:
+            row = [rule]
+            for cell in self.cells[rule]:
+                row += [part.show(cell[part.name]) for part in self.parts]
+            for values in self.published(rule):
+                pairs = zip(self.paper_parts, values, strict=True)
+                row += [shown(value) for (_, shown), value in pairs]
+            rows.append(row)
+        return self.title, header, rows, left
 
 
-def _cell(
-    instances: Sequence[Instance],
-    rule: Rule,
-    suite: str,
-    budget: float,
-    repeats: int,
-    store: Store,
-    settings: Settings,
-) -> Cell:
-    """Median over repetitions, mean over instances by weight."""
-    theirs = published(rule.name, suite, budget)
-    values, weights, iterations = [], [], []
-    each: list[list[float]] = []  # by instance, F of every repetition
-    settled, seconds = 0, 0.0
-    for instance in instances:
-        tasks = [Task("run", instance, rule, budget, k) for k in range(repeats)]
-        found = [store.find(t.identity(settings)) for t in tasks]
-        runs = [r for r in found if r is not None]
-        if len(runs) < repeats:
-            return Cell(None, theirs)
-        each.append([number_of(r, "free_energy") for r in runs])
-        values.append(median(each[-1]))
-        weights.append(instance.weight)
-        iterations.append(median(int(r["iterations"]) for r in runs))
-        settled += instance.weight * (sum(_converged(r) for r in runs) * 2 > len(runs))
-        seconds = max(seconds, *(float(r["seconds"]) for r in runs))
-    ends = [weighted_mean([pick(some) for some in each], weights) for pick in (min, max)]
-    return Cell(
-        weighted_mean(values, weights),
-        theirs,
-        iterations=median(iterations),
-        settled=settled,
-        seconds=seconds,
-        spread=(ends[0], ends[1]) if repeats > 1 else None,
-    )
+@dataclass(frozen=True)
+class Experiment:
+    """What a report shows of one benchmark.
+
+    Attributes:
+        tables: One for each suite and setting.
+        curves: How F falls on one model of each suite.
+        pictures: File name without ending, what it shows, and PNG data.
+    """
+
+    tables: list[Table] = field(default_factory=list)
+    curves: list[Curves] = field(default_factory=list)
+    pictures: list[tuple[str, str, bytes]] = field(default_factory=list)
 
 
-def _converged(record: Record) -> bool:
-    return bool(record["status"] == "converged")
+def make_cells(
+    rules: Iterable[str], columns: Sequence[Column], measure: Callable[[str, Any], Record]
+) -> dict[str, tuple[Record, ...]]:
+    """The cells of all rules, the lowest F of each column marked as "best".
+
+    Args:
+        rules: The rows.
+        columns: The columns.
+        measure: The values of a rule in a column.
+    """
+    cells = {rule: tuple(measure(rule, column) for column in columns) for rule in rules}
+    for column in zip(*cells.values(), strict=True):
+        mark(column, "free_energy", "best")
+    return cells
 
 
-def overruns(tasks: Sequence[Task], store: Store, settings: Settings) -> str | None:
-    """A sentence about timed runs that took clearly longer than allowed; None if none did."""
-    ratios = []
-    for task in tasks:
-        record = store.find(task.identity(settings))
-        if record is not None and task.kind == "run" and task.budget is not None:
-            ratios.append(float(record["seconds"]) / task.budget)
-    late = [r for r in ratios if r > OVERRUN_FACTOR]
-    if not late:
-        return None
-    return (
-        f"{len(late)} of {len(ratios)} timed runs took over {OVERRUN_FACTOR:g} times their budget "
-        f"(at most {max(late):.2g} times): on a busy machine, or where finding a certified step "
-        "takes longer than that"
-    )
+def mark(
+    column: Sequence[Record],
+    name: str,
+    as_what: str,
+    shown: Shown | None = None,
+    sign: float = 1.0,
+) -> None:
+    """Say in each cell whether its value is the best of the column; equal digits are a tie.
+
+    Args:
+        column: Cells of all rules.
+        name: Of the value.
+        as_what: Of the answer.
+        shown: Writes the value; as `show` by default.
+        sign: −1 if higher is better.
+    """
+    low = lowest([None if c[name] is None else sign * c[name] for c in column])
+    low = None if low is None else sign * low
+    for cell in column:
+        cell[as_what] = is_lowest(cell[name], low, shown)
+
+
+def star(value: bool) -> str:
+    """The mark of the best of a column."""
+    return "*" * value
+
+
+def counted(count: int, what: str) -> str:
+    """A number of things, in words.
+
+    Example:
+        >>> counted(1, "field"), counted(2, "field")
+        ('1 field', '2 fields')
+    """
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
@@ -196,25 +226,20 @@ def lowest(values: Sequence[float | None]) -> float | None:
     return min((v for v in values if v is not None and math.isfinite(v)), default=None)
 
 
-def bests(table: Table, suite: str, budget: float) -> tuple[float | None, float | None]:
-    """The lowest F of a column, ours and the published one."""
-    column = [table.cells[rule, suite, budget] for rule in table.rules]
-    return lowest([c.value for c in column]), lowest([c.published for c in column])
-
-
-def is_lowest(value: float | None, low: float | None) -> bool:
+def is_lowest(value: float | None, low: float | None, shown: Shown | None = None) -> bool:
     """Whether a value is shown as the lowest one; equal digits are a tie."""
-    return value is not None and low is not None and show(value) == show(low)
+    write = shown or show
+    return value is not None and low is not None and write(value) == write(low)
 
 
-def show(value: float | None) -> str:
-    """A value with the digits of the paper's table.
+def show(value: float | None, digits: int = 2) -> str:
+    """A value with the digits of the paper's tables.
 
     Example:
         >>> show(-18630.0067), show(None), show(float("inf"))
         ('-18630.01', '–', 'inf')
     """
-    return "–" if value is None else f"{value + 0.0:.2f}"
+    return MISSING if value is None else f"{value + 0.0:.{digits}f}"
 
 
 def budget_name(budget: float) -> str:
@@ -225,42 +250,3 @@ def budget_name(budget: float) -> str:
         ('0.05 s', '1 s')
     """
     return f"{budget:g} s"
-
-
-def table_data(table: Table) -> list[dict[str, object]]:
-    """For ``--json``: one object per suite, rule and budget."""
-    return [
-        {
-            "suite": suite,
-            "instances": table.counts[suite],
-            "rule": rule,
-            "budget": budget,
-            "free_energy": cell.value,
-            "spread": None if cell.spread is None else list(cell.spread),
-            "best": cell.best,
-            "published": cell.published,
-            "iterations": cell.iterations,
-            "converged": cell.settled,
-        }
-        for (rule, suite, budget), cell in table.cells.items()
-    ]
-
-
-def text_blocks(table: Table) -> list[tuple[str, list[str], list[list[str]]]]:
-    """For the terminal: a title, a header and rows for each suite; a star marks the lowest F."""
-    blocks = []
-    for suite in table.suites:
-        count, models = table.counts[suite], table.models[suite]
-        of = f"{count} instances" if count == models else f"{count} instances ({models} models)"
-        header = ["rule"]
-        for budget in table.budgets:
-            header += [budget_name(budget), "", "published"]
-        rows = []
-        for rule in table.rules:
-            row = [rule]
-            for budget in table.budgets:
-                cell = table.cells[rule, suite, budget]
-                row += [show(cell.value), "*" if cell.best else "", show(cell.published)]
-            rows.append(row)
-        blocks.append((f"{suite}: mean F over {of}", header, rows))
-    return blocks

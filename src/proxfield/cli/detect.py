@@ -3,107 +3,99 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
-from proxfield.cli.detect_options import (
-    PASSES,
-    mask_options,
-    model_options,
-    run_options,
-    scene_options,
+from proxfield.cli import signals
+from proxfield.cli.commands.people import PASSES
+from proxfield.cli.detect_inputs import (
+    LoadedScene,
+    MaskInput,
+    SceneFiles,
+    forget,
+    load_scene,
+    read_prior,
 )
-from proxfield.cli.options import CommandWithRules, jobs_on, json_option, parse_settings
+from proxfield.cli.detect_run import (
+    Chain,
+    FrameWork,
+    make_tasks,
+    resume_warm,
+    run_all,
+    run_warm,
+    write_movie,
+)
+from proxfield.cli.detect_store import ResultFolder
+from proxfield.cli.evaluate import span
+from proxfield.cli.main import report
+from proxfield.cli.options import Options, jobs_on, parse_settings
+from proxfield.cli.progress import Counter
+from proxfield.cli.running import check_device, prepare_rule
+from proxfield.cli.shared import check_target, print_json, print_pairs
+from proxfield.core.common.arrays import Doubles
+from proxfield.core.common.interrupts import raised_again
 from proxfield.core.common.records import Record
-
-if TYPE_CHECKING:
-    from proxfield.cli.detect_inputs import Loaded, SceneFiles
-    from proxfield.cli.detect_run import Work
-    from proxfield.core.solve.rules.base import Rule
-    from proxfield.people.detect import Detector
+from proxfield.core.jobs import ClusterError, LostWorkerError, import_joblib
+from proxfield.core.jobs.cluster import connected
+from proxfield.core.jobs.running import share_of
+from proxfield.core.solve.rules.base import Rule
+from proxfield.errors import InputError, ProxfieldError
+from proxfield.io.boxes import MIN_SCORE
+from proxfield.io.files import display_name
+from proxfield.io.images import import_pillow
+from proxfield.io.masks import check_scale
+from proxfield.io.video import EndOfVideoError, import_opencv
+from proxfield.people.cache import fingerprint, scene_fingerprint
+from proxfield.people.cameras import BOX_HEIGHT, BOX_RADIUS, PERSON_HEIGHT, PERSON_RADIUS
+from proxfield.people.detect import DENSITY, Detector
+from proxfield.viz.plots import find_figure_class
 
 FAILED = 1
 
 
-@click.command(cls=CommandWithRules)
-@scene_options
-@mask_options
-@model_options
-@run_options
-@json_option
-@click.pass_context
-def command(ctx: click.Context, /, **options: Any) -> None:
-    """Find people on the ground, from masks of the foreground in several cameras.
-
-    The scene is a .pom file of the original occupancy-map program, or --calibration with --grid.
-    OUT gets detections.csv and .json (frame, x, y, score, location), frames.csv (status and F of
-    each frame) and a small file per frame, so that a run that was stopped goes on where it was. A
-    frame that can't be read is reported and passed over; the exit code is then 1.
-
-    \b
-    Examples:
-      proxfield detect scene.pom -o found
-      proxfield detect --calibration calibration.json --grid 0.25 --region 0,0,10,10 \\
-          --masks "masks/%c/{frame:05d}.png" --frames 0:99 --scale 0.5 --jobs 4 -o found
-      proxfield detect scene.pom --rule original --maps dat -o found
-    """
-    from proxfield.cli.detect_inputs import forget, load_scene
-    from proxfield.cli.detect_run import Chain, Work, make_tasks, resume_warm, run_all, run_warm
-    from proxfield.cli.detect_store import Store
-    from proxfield.cli.main import report
-    from proxfield.cli.progress import Counter
-    from proxfield.cli.signals import begin_work, interrupted
-    from proxfield.core.common.interrupts import raised_again
-    from proxfield.core.jobs import ClusterError, LostWorkerError
-    from proxfield.core.jobs.cluster import connected
-    from proxfield.errors import ProxfieldError
-    from proxfield.io.video import EndOfVideoError
-
+def detect(options: Options) -> int | None:
+    """Run the command; returns its exit code."""
     forget()
-    options["jobs"] = jobs_on(options["cluster"], options["jobs"])
+    options.jobs = jobs_on(options)
     files = check_options(options)
     rule = check_rule(options)
-    store = Store(
-        Path(options["output"]),
-        tuple(dict.fromkeys(options["maps"])),
-        options["pictures"] or options["movie"] is not None,
-    )
+    drawn = options.pictures or options.movie is not None
+    store = ResultFolder(Path(options.output), tuple(dict.fromkeys(options.maps)), drawn)
     loaded = load_scene(files)
     masks = choose_masks(options, loaded)
     detector = make_detector(options, rule, loaded)
     asked = choose_frames(options, loaded)
     frames = masks.choose(asked)
-    if asked is None and not options["overwrite"]:
+    if asked is None and not options.overwrite:
         frames = frames[: store.read_end(len(frames))]
     every = len(frames)
-    frames = frames if options["part"] is None else options["part"].of(frames)
-    work = Work(files, masks, detector, store, options["images"])
-    settings = describe(work, loaded, frames if options["warm"] else None)
-    if not options["overwrite"]:
+    frames = frames if options.part is None else options.part.of(frames)
+    work = FrameWork(files, masks, detector, store, options.images)
+    settings = describe(work, loaded, frames if options.warm else None)
+    if not options.overwrite:
         store.check(settings)
     begun = time.perf_counter()
     chain = Chain(frames)
-    if options["warm"] and not options["overwrite"]:
+    if options.warm and not options.overwrite:
         chain = resume_warm(frames, store)
-    elif not options["overwrite"]:
+    elif not options.overwrite:
         chain = Chain([frame for frame in frames if not store.finished(frame)])
     todo = chain.todo
     tasks = make_tasks(todo, work, check=len(todo) == len(frames))
     records: list[Record] = []
     ending = ""
-    begin_work()
+    signals.begin_work()
     try:  # from here on, an interrupted run says what is left of it
-        if options["overwrite"]:
+        if options.overwrite:
             store.clear()
         store.begin(settings)
         loaded.keep(store.cache)
-        jobs = options["jobs"]
+        jobs = options.jobs
         jobs = None if jobs is None else min(jobs, max(1, len(todo)))
-        with raised_again(), connected(options["cluster"]), Counter(len(todo)) as display:
-            if options["warm"]:
+        with raised_again(), connected(options.cluster), Counter(len(todo)) as display:
+            if options.warm:
                 some = run_warm(tasks, work, chain, display)
             else:
                 some = run_all(tasks, len(todo), work, jobs, display)
@@ -117,7 +109,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     except (LostWorkerError, ClusterError) as error:
         ending = str(error)
     except Exception as error:
-        if interrupted():
+        if signals.interrupted():
             ending = "interrupted"  # what a library made of Ctrl-C
         elif isinstance(error, EndOfVideoError) and asked is None:
             report(f"{error}: {error.frames} frames instead of {every}", kind="note: ")
@@ -140,99 +132,89 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         "locations": loaded.scene.n_locations,
         "cameras": len(loaded.scene.names),
         "region": loaded.region,
-        "output": options["output"],
+        "output": options.output,
         "seconds": time.perf_counter() - begun,
     }
-    if options["movie"] is not None and not ending:
-        from proxfield.cli.detect_run import write_movie
-
-        write_movie(options["movie"], frames, store, options["rate"])
-        summary["movie"] = options["movie"]
-    show(summary, records, options["as_json"])
-    finish(ctx, summary, ending)
+    if options.movie is not None and not ending:
+        write_movie(options.movie, frames, store, options.rate)
+        summary["movie"] = options.movie
+    show(summary, records, options.as_json)
+    return finish(summary, ending)
 
 
 # ---- what is asked for ----
 
 
-def check_options(options: Record) -> SceneFiles:
+def check_options(options: Options) -> SceneFiles:
     """Where the scene comes from; refuses options that don't go together."""
-    from proxfield.cli.detect_inputs import SceneFiles
-    from proxfield.cli.running import check_device
-    from proxfield.cli.shared import check_target
-    from proxfield.core.jobs import import_joblib
-    from proxfield.io.masks import check_scale
-
-    pom, calibration = options["scene"], options["calibration"]
+    pom, calibration = options.scene, options.calibration
     if (pom is None) == (calibration is None):
         raise click.UsageError("expected SCENE.pom or --calibration, one of them")
-    if calibration is not None and options["grid"] is None:
+    if calibration is not None and options.grid is None:
         raise click.UsageError("--calibration needs --grid, the distance of locations in meters")
-    if pom is not None and (options["grid"] is None) != (options["region"] is None):
+    if pom is not None and (options.grid is None) != (options.region is None):
         raise click.UsageError("--grid and --region together say where locations of a .pom are")
-    given = [name for name in ("masks", "video", "boxes") if options[name]]
+    given = [name for name, value in options.pick("masks", "video", "boxes").items() if value]
     if len(given) > 1:
         raise click.UsageError(f"--{given[0]} and --{given[1]}, expected one of them")
     if calibration is not None and not given:
         raise click.UsageError("expected --masks, --video or --boxes with --calibration")
-    if options["prior"] is not None and options["density"] is not None:
+    if options.prior is not None and options.density is not None:
         raise click.UsageError("--prior and --density, expected one of them")
     check_effects(options)
-    if options["warm"] and options["jobs"] != 1:
+    if options.warm and options.jobs != 1:
         raise click.UsageError("--warm needs the frame before, so that --jobs must be 1")
-    if options["warm"] and options["part"] is not None:
+    if options.warm and options.part is not None:
         raise click.UsageError("--warm needs the frame before, so that --part can't be used")
-    if options["part"] is not None and options["overwrite"]:
+    if options.part is not None and options.overwrite:
         raise click.UsageError("--overwrite would remove the frames of other parts")
-    if options["part"] is not None and options["movie"] is not None:
+    if options.part is not None and options.movie is not None:
         raise click.UsageError("--movie needs all frames, so that --part can't be used")
-    if options["images"] is not None and not (options["pictures"] or options["movie"]):
+    if options.images is not None and not (options.pictures or options.movie):
         raise click.UsageError("--images goes with --pictures or --movie")
-    check_scale(options["scale"])
-    check_device(dict(options))
-    if options["jobs"] != 1:
+    check_scale(options.scale)
+    check_device(options)
+    if options.jobs != 1:
         import_joblib()
-    if options["pictures"] or options["movie"]:
-        check_packages(options["movie"])
-    if options["movie"] is not None:
-        check_target(options["movie"], "--movie")
-    cameras = options["cameras"]
+    if options.pictures or options.movie:
+        check_packages(options.movie)
+    if options.movie is not None:
+        check_target(options.movie, "--movie")
+    cameras = options.cameras
     return SceneFiles(
         pom,
         calibration,
-        options["grid"],
-        options["region"],
+        options.grid,
+        options.region,
         None if cameras is None else tuple(name.strip() for name in cameras.split(",")),
-        options["size"],
-        options["unit"],
-        options["clip"],
-        options["scale"],
+        options.size,
+        options.unit,
+        options.clip,
+        options.scale,
         person_size(options),
-        str(Path(options["output"]) / "rectangles.npz"),
+        str(Path(options.output) / "rectangles.npz"),
     )
 
 
-def check_effects(options: Record) -> None:
+def check_effects(options: Options) -> None:
     """Refuse options that would do nothing."""
-    if options["scene"] is not None:
-        if options["density"] is not None and options["grid"] is None:
+    if options.scene is not None:
+        if options.density is not None and options.grid is None:
             raise click.UsageError("--density with a .pom needs --grid and --region")
         for name in ("person_height", "person_radius"):
-            if options[name] is not None:
+            if getattr(options, name) is not None:
                 option = name.replace("_", "-")
                 raise click.UsageError(f"--{option} goes with --calibration; a .pom has rectangles")
-    elif options["clip"]:
+    elif options.clip:
         raise click.UsageError("--clip goes with a .pom; rectangles of a calibration are cut")
-    if options["min_score"] is not None and options["boxes"] is None:
+    if options.min_score is not None and options.boxes is None:
         raise click.UsageError("--min-score goes with --boxes")
 
 
-def person_size(options: Record) -> tuple[float, float]:
+def person_size(options: Options) -> tuple[float, float]:
     """Height and radius of a person; boxes of detectors leave room around people."""
-    from proxfield.people.cameras import BOX_HEIGHT, BOX_RADIUS, PERSON_HEIGHT, PERSON_RADIUS
-
-    boxes = options["boxes"] is not None
-    height, radius = options["person_height"], options["person_radius"]
+    boxes = options.boxes is not None
+    height, radius = options.person_height, options.person_radius
     height = (BOX_HEIGHT if boxes else PERSON_HEIGHT) if height is None else height
     radius = (BOX_RADIUS if boxes else PERSON_RADIUS) if radius is None else radius
     return height, radius
@@ -240,82 +222,60 @@ def person_size(options: Record) -> tuple[float, float]:
 
 def check_packages(movie: str | None) -> None:
     """Name a package that is missing before the work begins."""
-    from proxfield.errors import InputError
-    from proxfield.io.images import import_pillow
-    from proxfield.viz.plots import find_figure_class
-
     import_pillow()
     find_figure_class()
     if movie is not None:
-        from proxfield.io.video import import_opencv
-
         if Path(movie).suffix.lower() != ".mp4":
             raise InputError("--movie: videos are written as .mp4", path=movie)
         import_opencv()
 
 
-def check_rule(options: Record) -> Rule:
+def check_rule(options: Options) -> Rule:
     """The rule, which the published program's default settings may come with."""
-    from proxfield.cli.running import prepare_rule
-
-    settings = parse_settings(options["settings"])
-    if options["rule"] == "original":
-        if options["model"] == "exact":
+    if options.rule == "original":
+        if options.model == "exact":
             raise click.UsageError("--rule original needs --model ratio")
-        options["model"] = "ratio"
-    options["model"] = options["model"] or "exact"
-    return prepare_rule(options["rule"], settings)
+        options.model = "ratio"
+    options.model = options.model or "exact"
+    return prepare_rule(options.rule, options.settings)
 
 
-def choose_masks(options: Record, loaded: Loaded) -> Any:
+def choose_masks(options: Options, loaded: LoadedScene) -> MaskInput:
     """Where masks come from: as given, or as the .pom file says."""
-    from proxfield.cli.detect_inputs import MaskInput
-    from proxfield.errors import InputError
-    from proxfield.io.boxes import MIN_SCORE
-    from proxfield.io.files import display_name
-
-    pattern = options["masks"]
-    if pattern is None and not options["video"] and options["boxes"] is None:
+    pattern = options.masks
+    if pattern is None and not options.video and options.boxes is None:
         pom = loaded.pom
         if pom is None or pom.input_format is None:
             raise InputError(
                 "has no INPUT_VIEW_FORMAT, expected --masks, --video or --boxes",
-                path=display_name(options["scene"]),
+                path=display_name(options.scene),
             )
         pattern = pom.resolve(pom.input_format)
     return MaskInput(
         pattern,
-        options["boxes"],
-        options["video"],
-        options["missing"],
-        MIN_SCORE if options["min_score"] is None else options["min_score"],
+        options.boxes,
+        options.video,
+        options.missing,
+        MIN_SCORE if options.min_score is None else options.min_score,
         loaded.scene.names,
         loaded.sizes,
-        options["scale"],
+        options.scale,
     )
 
 
-def choose_frames(options: Record, loaded: Loaded) -> list[int] | None:
+def choose_frames(options: Options, loaded: LoadedScene) -> list[int] | None:
     """Frames as given, or as the .pom file says; None for all."""
-    from proxfield.cli.evaluate import span
-
-    text = options["frames"]
+    text = options.frames
     if text is not None:
         return list(span(text))
     return loaded.pom.frames or None if loaded.pom is not None else None
 
 
-def make_detector(options: Record, rule: Rule, loaded: Loaded) -> Detector:
+def make_detector(options: Options, rule: Rule, loaded: LoadedScene) -> Detector:
     """The detector; a .pom file has settings of its own."""
-    from dataclasses import replace
-
-    from proxfield.cli.detect_inputs import read_prior
-    from proxfield.core.jobs.running import share_of
-    from proxfield.people.detect import DENSITY, Detector
-
     names = ("miss", "false_alarm", "strength", "variance", "radius", "threshold", "pool")
-    given: Record = {name: options[name] for name in names if options[name] is not None}
-    passes, density, pom = options["passes"], options["density"], loaded.pom
+    given = options.given(*names)
+    passes, density, pom = options.passes, options.density, loaded.pom
     original = rule.name == "original"
     if pom is not None:
         given.setdefault("variance", pom.variance)
@@ -326,34 +286,32 @@ def make_detector(options: Record, rule: Rule, loaded: Loaded) -> Detector:
                 "error": pom.tol,
                 "ignored": pom.ignored,
             }
-            set_ = parse_settings(options["settings"])
+            set_ = parse_settings(options.settings)
             rule = replace(rule, **{k: v for k, v in own.items() if k not in set_})
     if passes is None:
         passes = (pom.max_iters if pom is not None else 100) if original else PASSES
-    prior: Any = None
-    if options["prior"] is not None:
-        prior = read_prior(options["prior"], loaded.scene.n_locations)
+    prior: float | Doubles | None = None
+    if options.prior is not None:
+        prior = read_prior(options.prior, loaded.scene.n_locations)
     elif pom is None:
         density = density or DENSITY
-    threads = options["threads"]
-    if options["jobs"] != 1 and threads is None:
-        threads = 1 if options["jobs"] is None else share_of(options["jobs"])
+    threads = options.threads
+    if options.jobs != 1 and threads is None:
+        threads = 1 if options.jobs is None else share_of(options.jobs)
     return Detector(
-        options["model"],
+        options.model,
         rule,
         passes=passes,
         density=density,
         prior=prior,
-        device=options["device"],
+        device=options.device,
         threads=threads,
         **given,
     )
 
 
-def describe(work: Work, loaded: Loaded, in_order: list[int] | None) -> Record:
+def describe(work: FrameWork, loaded: LoadedScene, in_order: list[int] | None) -> Record:
     """What results depend on."""
-    from proxfield.people.cache import fingerprint, scene_fingerprint
-
     d = work.detector
     prior = d.prepare(loaded.scene).prior
     assert not isinstance(d.rule, str)
@@ -377,8 +335,6 @@ def describe(work: Work, loaded: Loaded, in_order: list[int] | None) -> Record:
 
 def show(summary: Record, records: list[Record], as_json: bool) -> None:
     """What was done, on stdout."""
-    from proxfield.cli.shared import print_json, print_pairs
-
     if as_json:
         hidden = ("location", "x", "y", "score")  # they are in the files
         some = [{k: v for k, v in r.items() if k not in hidden} for r in records]
@@ -402,15 +358,11 @@ def show(summary: Record, records: list[Record], as_json: bool) -> None:
     print_pairs([*rows, ("results", summary["output"])])
 
 
-def finish(ctx: click.Context, summary: Record, ending: str) -> None:
-    """Leave with the right code."""
-    from proxfield.cli.main import report
-    from proxfield.cli.signals import INTERRUPTED
-
+def finish(summary: Record, ending: str) -> int | None:
+    """The exit code, after what is left."""
     if ending:
         left = summary["frames"] - summary["detected"] - summary["skipped"] - summary["failed"]
         report(f"{ending}; {left} frames are left, run the same again to go on", kind="")
     if ending == "interrupted":
-        ctx.exit(INTERRUPTED)
-    if summary["failed"] or ending:
-        ctx.exit(FAILED)
+        return signals.INTERRUPTED
+    return FAILED if summary["failed"] or ending else None

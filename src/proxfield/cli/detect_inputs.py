@@ -7,26 +7,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from proxfield.core.common.arrays import Doubles
 from proxfield.core.common.records import Record
 from proxfield.errors import InputError
 from proxfield.io.boxes import MIN_SCORE, BoxMasks
 from proxfield.io.files import display_name
+from proxfield.io.images import read_array
 from proxfield.io.masks import MaskFiles
 from proxfield.io.patterns import fields, fill, find_frames, missing_file
-from proxfield.io.pom import PomFile, read_pom
+from proxfield.io.pom import PomFile, read_dat, read_pom
 from proxfield.io.video import VideoMasks
 from proxfield.people.cache import read_cache, visible_region, write_cache
 from proxfield.people.cameras import PERSON_HEIGHT, PERSON_RADIUS, Camera, load_cameras
 from proxfield.people.scene import Scene, grid_positions
 
-if TYPE_CHECKING:
-    from proxfield.core.common.arrays import Doubles
-
-Masks = list["Doubles | None"]
+Masks = list[Doubles | None]
 Source = MaskFiles | BoxMasks | VideoMasks
 
 
@@ -62,7 +60,7 @@ class SceneFiles:
 
 
 @dataclass(frozen=True, eq=False)
-class Loaded:
+class LoadedScene:
     """A scene, and what else its files say.
 
     Attributes:
@@ -94,12 +92,12 @@ class Loaded:
 
 
 @lru_cache(maxsize=1)
-def load_scene(files: SceneFiles) -> Loaded:
+def load_scene(files: SceneFiles) -> LoadedScene:
     """The scene, read once per process."""
     return _from_pom(files) if files.pom is not None else _from_calibration(files)
 
 
-def _from_pom(files: SceneFiles) -> Loaded:
+def _from_pom(files: SceneFiles) -> LoadedScene:
     assert files.pom is not None
     pom = read_pom(files.pom, size=files.size, clip=files.clip)
     name = display_name(files.pom)
@@ -132,10 +130,10 @@ def _from_pom(files: SceneFiles) -> Loaded:
     except InputError as error:
         raise InputError(error.message, path=name) from None
     scene = scene if files.scale == 1 else scene.scaled(files.scale)
-    return Loaded(scene, pom.sizes, pom)
+    return LoadedScene(scene, pom.sizes, pom)
 
 
-def _from_calibration(files: SceneFiles) -> Loaded:
+def _from_calibration(files: SceneFiles) -> LoadedScene:
     assert files.calibration is not None and files.grid is not None
     full = load_cameras(files.calibration, names=files.cameras, size=files.size, unit=files.unit)
     x0, y0, x1, y1 = files.region or visible_region(full)
@@ -146,10 +144,10 @@ def _from_calibration(files: SceneFiles) -> Loaded:
     if files.cache is not None:
         kept = read_cache(files.cache, views, places, shape, files.person)
     if kept is not None:
-        return Loaded(kept, sizes)
+        return LoadedScene(kept, sizes)
     height, radius = files.person
     scene = Scene.from_cameras(views, places, shape, person_height=height, person_radius=radius)
-    return Loaded(scene, sizes, None, views, files.person)
+    return LoadedScene(scene, sizes, None, views, files.person)
 
 
 @dataclass(frozen=True)
@@ -253,7 +251,7 @@ def forget() -> None:
     open_source.cache_clear()
 
 
-def read_prior(given: str, n_locations: int) -> float | np.ndarray:
+def read_prior(given: str, n_locations: int) -> float | Doubles:
     """A number, or probabilities of all locations from a ``.npy`` or ``.dat`` file."""
     try:
         value = float(given)
@@ -265,12 +263,8 @@ def read_prior(given: str, n_locations: int) -> float | np.ndarray:
         return value
     name = display_name(given)
     if Path(given).suffix.lower() == ".dat":
-        from proxfield.io.pom import read_dat
-
         array = read_dat(given)
     else:
-        from proxfield.io.images import read_array
-
         array = read_array(given, "a number, or a probability per location")
     found = np.asarray(array, dtype=np.float64).ravel()
     if found.size != n_locations:

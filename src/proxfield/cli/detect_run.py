@@ -7,38 +7,42 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain as joined
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from proxfield.cli import signals
 from proxfield.cli.detect_inputs import MaskInput, Masks, SceneFiles, load_scene
-from proxfield.cli.detect_store import Store
+from proxfield.cli.detect_store import ResultFolder
+from proxfield.cli.main import describe
 from proxfield.cli.progress import Counter
+from proxfield.core.common.arrays import Doubles, Pixels
 from proxfield.core.common.records import Record
 from proxfield.core.jobs import ends_the_run, open_workers
 from proxfield.errors import InputError, ProxfieldError
 from proxfield.io.files import display_name
+from proxfield.io.images import read_image
+from proxfield.io.patterns import fill
 from proxfield.people.detect import Detector, OccupancyMap
 from proxfield.people.scene import Scene
-
-if TYPE_CHECKING:
-    from proxfield.core.common.arrays import Doubles
+from proxfield.viz.people import write_picture
+from proxfield.viz.sheets import contact_sheet
+from proxfield.viz.video import write_video
 
 
 @dataclass(frozen=True, eq=False)
-class Work:
+class FrameWork:
     """What to do with each frame; it travels to other processes."""
 
     scene: SceneFiles
     masks: MaskInput
     detector: Detector
-    store: Store
+    store: ResultFolder
     images: str | None = None
     """Pattern for frames to draw on, instead of masks."""
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class FrameTask:
     """A frame; with its masks if they can't be read where the work is done."""
 
     frame: int
@@ -48,20 +52,20 @@ class Task:
 # ---- one frame ----
 
 
-def detect_one(task: Task, work: Work, before: Doubles | None = None) -> Record:
+def detect_one(task: FrameTask, work: FrameWork, before: Doubles | None = None) -> Record:
     """Find people in one frame and write the results; a failure becomes an entry of the record."""
     return _attempt(task, work, before)[0]
 
 
-def _attempt(task: Task, work: Work, before: Doubles | None) -> tuple[Record, OccupancyMap | None]:
-    from proxfield.cli.signals import interrupted
-
+def _attempt(
+    task: FrameTask, work: FrameWork, before: Doubles | None
+) -> tuple[Record, OccupancyMap | None]:
     record: Record = {"frame": task.frame, "error": None}
     try:
         found = _detect(task, work, before)
         record.update(work.store.write_frame(found))
     except Exception as error:
-        if interrupted():  # what a library made of Ctrl-C
+        if signals.interrupted():  # what a library made of Ctrl-C
             raise KeyboardInterrupt from error
         if ends_the_run(error):
             raise
@@ -72,8 +76,6 @@ def _attempt(task: Task, work: Work, before: Doubles | None) -> tuple[Record, Oc
 
 def _explain(error: Exception, frame: int) -> str:
     """Why a frame failed, in one line; unexpected errors are raised for debugging."""
-    from proxfield.cli.main import describe
-
     if isinstance(error, (ProxfieldError, OSError, MemoryError)):
         return f"frame {frame}: {describe(error)}"
     # one frame in a thousand must not end the run
@@ -83,7 +85,7 @@ def _explain(error: Exception, frame: int) -> str:
     return f"frame {frame}: {what}; this is a bug, PROXFIELD_DEBUG=1 shows more"
 
 
-def _detect(task: Task, work: Work, before: Doubles | None) -> OccupancyMap:
+def _detect(task: FrameTask, work: FrameWork, before: Doubles | None) -> OccupancyMap:
     scene = load_scene(work.scene).scene
     masks = work.masks.read(task.frame) if task.masks is None else task.masks
     found = work.detector.detect(scene, masks, start=before, frame=task.frame)
@@ -94,12 +96,9 @@ def _detect(task: Task, work: Work, before: Doubles | None) -> OccupancyMap:
     return found
 
 
-def draw(found: OccupancyMap, masks: Masks, scene: Scene, work: Work) -> None:
+def draw(found: OccupancyMap, masks: Masks, scene: Scene, work: FrameWork) -> None:
     """Write the picture of a frame: all cameras, and the ground from above."""
-    from proxfield.viz.people import write_picture
-    from proxfield.viz.sheets import contact_sheet
-
-    images: list[Any] = list(masks)
+    images: list[Pixels | None] = list(masks)
     if work.images is not None:
         images = read_images(work.images, scene, found.frame)
     d = found.detections
@@ -115,18 +114,15 @@ def draw(found: OccupancyMap, masks: Masks, scene: Scene, work: Work) -> None:
     write_picture(work.store.picture_file(found.frame), picture)
 
 
-def read_images(pattern: str, scene: Scene, frame: int) -> list[Any]:
+def read_images(pattern: str, scene: Scene, frame: int) -> list[Pixels | None]:
     """The pictures of a frame to draw on, one per camera."""
-    from proxfield.io.images import read_image
-    from proxfield.io.patterns import fill
-
     return [read_image(fill(pattern, camera=c, frame=frame)) for c in scene.names]
 
 
 # ---- all frames ----
 
 
-def make_tasks(frames: Sequence[int], work: Work, *, check: bool) -> Iterator[Task]:
+def make_tasks(frames: Sequence[int], work: FrameWork, *, check: bool) -> Iterator[FrameTask]:
     """Frames in order.
 
     Args:
@@ -136,7 +132,7 @@ def make_tasks(frames: Sequence[int], work: Work, *, check: bool) -> Iterator[Ta
             others are finished already, a broken one must not keep the rest from being done.
     """
     here = work.masks.in_order
-    tasks = (Task(frame, work.masks.read(frame) if here else None) for frame in frames)
+    tasks = (FrameTask(frame, work.masks.read(frame) if here else None) for frame in frames)
     if not check or not frames:
         return tasks
     first = next(tasks)
@@ -149,7 +145,7 @@ def make_tasks(frames: Sequence[int], work: Work, *, check: bool) -> Iterator[Ta
         raise KeyboardInterrupt
     if work.images is not None:
         read_images(work.images, scene, first.frame)
-    return joined([Task(first.frame, masks)], tasks)
+    return joined([FrameTask(first.frame, masks)], tasks)
 
 
 @dataclass(eq=False)
@@ -169,7 +165,7 @@ class Chain:
     order: list[int] = field(default_factory=list)
 
 
-def resume_warm(frames: Sequence[int], store: Store) -> Chain:
+def resume_warm(frames: Sequence[int], store: ResultFolder) -> Chain:
     """What is left where each frame starts from the one before.
 
     Frames up to the last that was kept are done; the others, of which there is at most one that
@@ -199,7 +195,9 @@ def resume_warm(frames: Sequence[int], store: Store) -> Chain:
     return Chain([*again, *frames[done:]], q, again, order)
 
 
-def run_warm(tasks: Iterator[Task], work: Work, chain: Chain, display: Counter) -> Iterator[Record]:
+def run_warm(
+    tasks: Iterator[FrameTask], work: FrameWork, chain: Chain, display: Counter
+) -> Iterator[Record]:
     """Records of frames that start from the one before."""
     before, failed, order = chain.before, list(chain.failed), list(chain.order)
     with display.announcing_compilation():
@@ -217,7 +215,7 @@ def run_warm(tasks: Iterator[Task], work: Work, chain: Chain, display: Counter) 
 
 
 def run_all(
-    tasks: Iterator[Task], count: int, work: Work, jobs: int | None, display: Counter
+    tasks: Iterator[FrameTask], count: int, work: FrameWork, jobs: int | None, display: Counter
 ) -> Iterator[Record]:
     """Records of all frames, as they are finished; jobs None: as many as the cluster has room."""
     # the first frame compiles what is missing: once, not in every process
@@ -232,16 +230,13 @@ def run_all(
             yield from workers.run(partial(detect_one, work=work), tasks, name_of)
 
 
-def name_of(task: Task) -> str:
+def name_of(task: FrameTask) -> str:
     """What to call a frame in an error."""
     return f"frame {task.frame}"
 
 
-def write_movie(path: str, frames: Sequence[int], store: Store, rate: float) -> int:
+def write_movie(path: str, frames: Sequence[int], store: ResultFolder, rate: float) -> int:
     """Write the pictures of frames as a video."""
-    from proxfield.io.images import read_image
-    from proxfield.viz.video import write_video
-
     files = [store.picture_file(frame) for frame in frames]
     there = [file for file in files if file.exists()]
     if not there:

@@ -18,17 +18,17 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from proxfield.cli.shared import finite
-from proxfield.core.common.records import Record
+import numpy as np
+
+from proxfield.cli.refine_files import make_folder
+from proxfield.core.common.arrays import Doubles
+from proxfield.core.common.records import Record, plain
 from proxfield.errors import InputError, shown
 from proxfield.io.files import atomic_write, display_name
-
-if TYPE_CHECKING:
-    from proxfield.core.common.arrays import Doubles
-    from proxfield.people.detect import OccupancyMap
-    from proxfield.people.detections import Detections
+from proxfield.io.pom import write_dat
+from proxfield.people.detect import OccupancyMap
+from proxfield.people.detections import Detections
 
 MAPS = ("dat", "npy")
 COLUMNS = ("frame", "people", "status", "free_energy", "iterations", "seconds")
@@ -37,7 +37,7 @@ SHOWN_DIFFERENCES = 3
 
 
 @dataclass(frozen=True)
-class Store:
+class ResultFolder:
     """The results in a folder.
 
     Args:
@@ -90,7 +90,7 @@ class Store:
             )
         if next((self.folder / "frames").glob("*.json"), None) is None:
             return  # nothing was finished
-        now = finite(settings)
+        now = plain(settings)
         if "images" not in there or "images" not in now:  # pictures may be added later
             there.pop("images", None)
             now.pop("images", None)
@@ -116,15 +116,13 @@ class Store:
 
     def begin(self, settings: Record) -> None:
         """Make the folders, and write down what the results depend on."""
-        from proxfield.cli.refine_files import make_folder
-
         names = ["frames", *(["maps"] if self.maps else []), *(["pictures"] * self.pictures)]
         for name in ("", *names):
             make_folder(str(self.folder / name), "-o")
         before = _read_json(self.folder / "settings.json") or {}
         if "images" in before:  # a run without pictures leaves those that are there
             settings = {"images": before["images"], **settings}
-        text = json.dumps(finite(settings), indent=1, ensure_ascii=False) + "\n"
+        text = json.dumps(plain(settings), indent=1, ensure_ascii=False) + "\n"
         atomic_write(self.folder / "settings.json", text)
 
     # ---- frames ----
@@ -137,8 +135,6 @@ class Store:
 
     def write_frame(self, found: OccupancyMap) -> Record:
         """Write the map and the detections of a frame; the picture comes before."""
-        from proxfield.io.pom import write_dat
-
         for kind in self.maps:
             if kind == "dat":
                 write_dat(self.map_file(found.frame, kind), found.q)
@@ -156,7 +152,7 @@ class Store:
             "y": d.y.tolist(),
             "score": d.score.tolist(),
         }
-        atomic_write(self.frame_file(found.frame), json.dumps(finite(record)) + "\n")
+        atomic_write(self.frame_file(found.frame), json.dumps(plain(record)) + "\n")
         return record
 
     def write_end(self, header: int, frames: int) -> None:
@@ -177,8 +173,6 @@ class Store:
             failed: Frames before it that can't be read.
             order: All frames up to it, in their order.
         """
-        import numpy as np
-
         stream = io.BytesIO()
         lists = [np.array(some, dtype=np.int64) for some in (failed, order)]
         np.savez(stream, q=found.q, failed=lists[0], order=lists[1])
@@ -186,8 +180,6 @@ class Store:
 
     def read_warm(self) -> tuple[Doubles, list[int], list[int]] | None:
         """The last map that was written, frames that failed, and all frames up to it."""
-        import numpy as np
-
         try:
             with np.load(self.folder / "warm.npz", allow_pickle=False) as stored:
                 q = np.asarray(stored["q"], dtype=np.float64)
@@ -199,10 +191,6 @@ class Store:
 
     def write_tables(self) -> Detections:
         """Write detections and a line per frame, of all frames that are finished."""
-        import numpy as np
-
-        from proxfield.people.detections import Detections
-
         records = []
         for file in sorted((self.folder / "frames").glob("*.json")):
             record = _read_json(file)
@@ -247,7 +235,7 @@ def _word(value: object) -> str:
     return value if isinstance(value, str) else "not given" if value is None else shown(value)
 
 
-def _read_json(path: Path) -> dict[str, Any] | None:
+def _read_json(path: Path) -> Record | None:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -256,8 +244,6 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 
 
 def _npy(q: Doubles) -> bytes:
-    import numpy as np
-
     stream = io.BytesIO()
     np.save(stream, q)
     return stream.getvalue()

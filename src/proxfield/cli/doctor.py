@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import os
 import platform
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import click
+import numpy as np
 
-from proxfield.cli.options import json_option
+from proxfield._version import __version__
+from proxfield.cli.main import BUG, report
+from proxfield.cli.options import Options
+from proxfield.cli.progress import Display
+from proxfield.cli.shared import print_json, print_pairs
 from proxfield.core.common.extras import install_hint
+from proxfield.core.common.memory import available_memory, human_bytes
 from proxfield.core.common.records import Record
+from proxfield.core.compiled.jit import cache_root, kernel_cache, max_threads, shared_kernels
+from proxfield.core.compiled.simd_choice import choose
+from proxfield.core.devices.base import DEVICES, find, kind_of
+from proxfield.core.solve import infer as inference
+from proxfield.errors import ProxfieldError
+from proxfield.generate import grid
 
 PACKAGES = (
     *("numpy", "scipy", "numba", "llvmlite"),
@@ -19,18 +31,8 @@ PACKAGES = (
 TOLERANCE = 1e-9
 
 
-@click.command()
-@json_option
-@click.pass_context
-def command(ctx: click.Context, as_json: bool) -> None:
-    """Check this installation: versions, threads, cache, memory, GPUs, and a tiny field by brute
-    force.
-
-    Exits with 1 if the check fails.
-    """
-    from proxfield.cli.progress import Display
-    from proxfield.cli.shared import print_json, print_pairs
-
+def examine(options: Options) -> int | None:
+    """Run the command; returns its exit code."""
     with Display() as display:
         display.phase("checking")
         with display.announcing_compilation():
@@ -39,26 +41,22 @@ def command(ctx: click.Context, as_json: bool) -> None:
             "versions": versions(),
             **processors(),
             **cache(),
-            "memory_available": memory(),
+            "memory_available": available_memory(),
             **graphics(),
             "check": "ok" if problem is None else problem,
         }
-    if as_json:
+    if options.as_json:
         print_json(data)
     else:
         print_pairs(describe(data))
     if problem is not None:
-        from proxfield.cli.main import BUG, report
-
         report(f"the tiny field came out wrong: {problem}; please report this")
-        ctx.exit(BUG)
+        return BUG
+    return None
 
 
 def versions() -> dict[str, str | None]:
     """Versions of Python and of the packages used; None for missing ones."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    from proxfield._version import __version__
 
     def installed(name: str) -> str | None:
         try:
@@ -72,9 +70,6 @@ def versions() -> dict[str, str | None]:
 
 def processors() -> Record:
     """Cores and threads."""
-    from proxfield.core.compiled.jit import max_threads
-    from proxfield.core.compiled.simd_choice import choose
-
     return {
         "platform": platform.platform(),
         "cores": os.cpu_count(),
@@ -85,8 +80,6 @@ def processors() -> Record:
 
 def cache() -> Record:
     """Where compiled kernels are kept."""
-    from proxfield.core.compiled.jit import cache_root, kernel_cache, shared_kernels
-
     folder, shared = kernel_cache(), shared_kernels()
     return {
         "cache_folder": str(cache_root()),
@@ -105,17 +98,8 @@ def size(path: Path) -> int:
         return 0
 
 
-def memory() -> int | None:
-    """Bytes that can still be had."""
-    from proxfield.core.common.memory import available_memory
-
-    return available_memory()
-
-
 def graphics() -> Record:
     """The GPUs that can be used, or why there is none. Imports torch if it is installed."""
-    from proxfield.core.devices.base import DEVICES, kind_of
-
     found = [list_devices(kind) for kind in DEVICES if kind_of(kind).separate]
     gpus = [gpu for listed, _ in found for gpu in listed]
     problems = "; ".join(problem for _, problem in found if problem)
@@ -124,9 +108,6 @@ def graphics() -> Record:
 
 def list_devices(kind: str) -> tuple[list[Record], str]:
     """The devices of a kind, or why there is none."""
-    from proxfield.core.devices.base import find
-    from proxfield.errors import ProxfieldError
-
     try:
         return [found._asdict() for found in find(kind).list_all()], ""
     except ProxfieldError as error:
@@ -137,11 +118,6 @@ def list_devices(kind: str) -> tuple[list[Record], str]:
 
 def check_tiny_field() -> str | None:
     """Compare with brute force on a field of 64 labellings; None if all is well."""
-    import numpy as np
-
-    from proxfield.core.solve.infer import infer
-    from proxfield.generate import grid
-
     # without couplings mean field is exact, with them it is a bound and F has a slow twin
     for strength in (0.0, 1.5):
         field = grid(2, 3, strength=strength, seed=1)
@@ -149,7 +125,7 @@ def check_tiny_field() -> str | None:
         energies = np.array([field.energy(x) for x in labellings])
         low = float(energies.min())
         log_z = -low + float(np.log(np.exp(low - energies).sum()))
-        result = infer(field, "fixed", threads=2)
+        result = inference.infer(field, "fixed", threads=2)
         if not result.converged:
             return f"status {result.status.label}, expected converged"
         if abs(result.free_energy - field.free_energy(result.marginals)) > TOLERANCE:
@@ -165,8 +141,6 @@ def check_tiny_field() -> str | None:
 
 def describe(data: Record) -> list[tuple[str, str]]:
     """The same for people."""
-    from proxfield.core.common.memory import human_bytes
-
     left = data["memory_available"]
     extra = {"matplotlib": "plot", "pillow": "images", "joblib": "images"}
     extra.update(torch="gpu", triton="gpu")

@@ -3,96 +3,48 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import click
 
-from proxfield.cli.options import json_option
+from proxfield.cli.main import report
+from proxfield.cli.options import Options
+from proxfield.cli.shared import check_distinct, check_target, print_json, print_pairs, print_table
+from proxfield.errors import InputError
+from proxfield.io.files import atomic_write
+from proxfield.people.detections import Detections
+from proxfield.people.evaluation import HEADER, Evaluation, evaluate, parse_polygon
 
-if TYPE_CHECKING:
-    from proxfield.people.evaluation import Evaluation
 
-
-@click.command()
-@click.argument("detections", metavar="DETECTIONS")
-@click.argument("truth", metavar="TRUTH")
-@click.option(
-    "--radius",
-    metavar="METERS",
-    type=float,
-    default=0.5,
-    show_default=True,
-    help="A detection matches a person who is closer than this.",
-)
-@click.option(
-    "--roi",
-    metavar='"X,Y X,Y X,Y …"|FILE',
-    help="Region of interest: corners of a polygon in meters. Detections and people outside are "
-    "dropped.",
-)
-@click.option(
-    "--frames",
-    metavar="FRAME|FIRST:LAST[:STEP]",
-    help="Compare these frames only, LAST included.  [default: all frames of TRUTH]",
-)
-@click.option(
-    "--min-score",
-    metavar="P",
-    type=float,
-    help="Drop detections of a lower score.",
-)
-@click.option("--per-frame", is_flag=True, help="Print a line for each frame too.")
-@click.option("-o", "--output", metavar="FILE", help="Write a line for each frame as CSV.")
-@json_option
-def command(
-    detections: str,
-    truth: str,
-    radius: float,
-    roi: str | None,
-    frames: str | None,
-    min_score: float | None,
-    per_frame: bool,
-    output: str | None,
-    as_json: bool,
-) -> None:
-    """Print MODA, MODP, precision and recall of DETECTIONS, given the TRUTH.
-
-    Both are .csv files (columns frame, x, y in meters) or .json files as `proxfield detect` writes
-    them, or annotations of WILDTRACK: a folder with a .json file per frame. All frames of TRUTH
-    count, also those without detections; detections in other frames are ignored.
-    """
-    from proxfield.cli.main import report
-    from proxfield.cli.shared import check_distinct, check_target, print_json
-    from proxfield.errors import InputError
-    from proxfield.io.files import atomic_write
-    from proxfield.people.detections import Detections
-    from proxfield.people.evaluation import evaluate, parse_polygon
-
-    if detections == "-" and truth == "-":
+def evaluate_files(options: Options) -> None:
+    """Run the command."""
+    radius, output = options.radius, options.output
+    if options.detections == "-" and options.truth == "-":
         raise click.UsageError("DETECTIONS and TRUTH can't both come from standard input")
     if not (math.isfinite(radius) and radius > 0):
         raise click.UsageError(f"--radius {radius:g}, expected a number of meters above 0")
     if output is not None:
         check_target(output, "-o")
-        check_distinct({"DETECTIONS": detections, "TRUTH": truth, "-o": output})
+        inputs = {"DETECTIONS": options.detections, "TRUTH": options.truth}
+        check_distinct({**inputs, "-o": output})
     try:
-        region = None if roi is None else parse_polygon(roi)
+        region = None if options.roi is None else parse_polygon(options.roi)
     except InputError as error:
         raise InputError(f"--roi: {error}") from None
-    found, actual = Detections.load(detections), Detections.load(truth)
-    if min_score is not None:
-        found = found.select(found.score >= min_score)
-    wanted = None if frames is None else [f for f in actual.frames.tolist() if f in span(frames)]
+    found, actual = Detections.load(options.detections), Detections.load(options.truth)
+    if options.min_score is not None:
+        found = found.select(found.score >= options.min_score)
+    frames = actual.frames.tolist()
+    wanted = None if options.frames is None else [f for f in frames if f in span(options.frames)]
     if wanted is not None and not wanted:
-        raise InputError(f"--frames {frames}: TRUTH has none of these")
+        raise InputError(f"--frames {options.frames}: TRUTH has none of these")
     result = evaluate(found, actual, radius, roi=region, frames=wanted)
     if output is not None:
         atomic_write(output, result.to_csv())
-    if as_json:
-        print_json(result.to_json(per_frame=per_frame))
+    if options.as_json:
+        print_json(result.to_json(per_frame=options.per_frame))
     else:
-        show(result, per_frame)
-    other = len(set(found.frames.tolist()) - set(actual.frames.tolist()))
+        show(result, options.per_frame)
+    other = len(set(found.frames.tolist()) - set(frames))
     if other:
         report(f"{other} frames of DETECTIONS aren't in TRUTH and don't count", kind="note: ")
 
@@ -118,9 +70,6 @@ def span(text: str) -> range:
 
 def show(result: Evaluation, per_frame: bool) -> None:
     """Tables for people."""
-    from proxfield.cli.shared import print_pairs, print_table
-    from proxfield.people.evaluation import HEADER
-
     if per_frame:
         rows = [[text(value) for value in row.values()] for row in result.per_frame()]
         print_table([name.replace("_", " ") for name in HEADER], rows, left=())

@@ -3,46 +3,40 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
-import click
+import numpy as np
+from numpy.typing import NDArray
 
-from proxfield.cli.options import json_option, model_options
+from proxfield.cli.options import Options
+from proxfield.cli.progress import Display
+from proxfield.cli.running import LoadedModel, load
+from proxfield.cli.shared import number, print_json, print_pairs
+from proxfield.core.common.memory import human_bytes
 from proxfield.core.common.records import Record
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from proxfield.cli.shared import Loaded
-    from proxfield.core.lowering.lowered import Lowered
-    from proxfield.field import Field
+from proxfield.core.engines.plan import damping_for
+from proxfield.core.lowering.lowered import Lowered
+from proxfield.core.solve.curvature import Curvature
+from proxfield.field import Field
 
 
-@click.command()
-@model_options
-@json_option
-def command(model: str, evidence: str | None, evidence_base: str, as_json: bool) -> None:
-    """Show MODEL's size, the structure that inference will use, and its certified steps."""
-    from proxfield.cli.progress import Display
-    from proxfield.cli.shared import load, print_json, print_pairs
-
+def info(options: Options) -> None:
+    """Run the command."""
     with Display() as display:
-        display.phase(f"reading {model}")
-        loaded = load(model, evidence, evidence_base)
+        display.phase(f"reading {options.model}")
+        loaded = load(options)
         display.phase("lowering")
         lowered = loaded.field.lower()
         data = {**sizes(loaded), "structure": structure(lowered)}
         display.phase("curvature")
         with display.announcing_compilation():
             data["curvature"] = curvature(loaded.field, lowered)
-    if as_json:
+    if options.as_json:
         print_json(data)
     else:
         print_pairs(describe(data))
 
 
-def sizes(loaded: Loaded) -> Record:
+def sizes(loaded: LoadedModel) -> Record:
     """The model as it was given."""
     field = loaded.field
     cards = field.cardinalities
@@ -66,8 +60,6 @@ def sizes(loaded: Loaded) -> Record:
 
 def structure(lowered: Lowered) -> Record:
     """What lowering made of it."""
-    import numpy as np
-
     pairs = [f for f in lowered.factors if f.degree == 2]
     larger: Counter[int] = Counter()
     for f in lowered.factors:
@@ -104,9 +96,7 @@ def diagonals(lowered: Lowered) -> int:
     """On how many diagonals the Ising edges run; 0 if they run edge by edge."""
     if lowered.ising is None or lowered.infeasible:
         return 0
-    import numpy as np
-
-    from proxfield.core.engines.numba.pack import is_binary, pack_binary
+    from proxfield.core.engines.numba.pack import is_binary, pack_binary  # imports numba
 
     if not is_binary(lowered):
         return 0
@@ -120,9 +110,6 @@ def curvature(field: Field, lowered: Lowered) -> Record | None:
     """
     if lowered.infeasible:
         return None
-    from proxfield.core.engines.plan import damping_for
-    from proxfield.core.solve.curvature import Curvature
-
     c = Curvature(lowered, field)
     numbers = {"lambda": c.largest, "mu": c.smallest, "lipschitz": c.lipschitz}
     if c.largest == float("inf"):
@@ -141,9 +128,6 @@ def curvature(field: Field, lowered: Lowered) -> Record | None:
 
 def describe(data: Record) -> list[tuple[str, str]]:
     """The same for people: what is absent isn't mentioned."""
-    from proxfield.cli.shared import number
-    from proxfield.core.common.memory import human_bytes
-
     low, high = data["n_labels_min"], data["n_labels_max"]
     s, c = data["structure"], data["curvature"]
     observed = f", {data['n_observed']} observed" if data["n_observed"] else ""

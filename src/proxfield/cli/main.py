@@ -6,6 +6,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from io import TextIOWrapper
 from typing import Any, TextIO
@@ -22,23 +23,36 @@ BROKEN_PIPE = 141
 """What a shell reports for a program that SIGPIPE ended."""
 
 COMMANDS = {
-    "solve": "Infer marginals, a labelling and a bound on log Z.",
-    "map": "Search for the most probable labelling (MAP).",
-    "compare": "Run several rules on one model; print a table and draw a picture.",
-    "refine": "Refine segmentations of images by a dense CRF.",
-    "studio": "Refine one image on a local page, with sliders.",
-    "tune": "Choose the settings of a dense CRF on images with known labels.",
-    "fit": "Learn to complete label images, from examples.",
-    "inpaint": "Complete the hidden part of label images.",
-    "detect": "Find people on the ground, from masks of several cameras.",
-    "evaluate": "Compare detections of people with the truth: MODA, MODP, precision, recall.",
-    "info": "Show a model's size, structure and certified steps.",
-    "make": "Make a seeded random model, a simulated scene with people, or characters.",
-    "cooccurrence": "Count which classes occur together in label maps.",
-    "bench": "Run the paper's benchmark; print its table and write a report.",
-    "warmup": "Compile kernels ahead of time.",
-    "doctor": "Check this installation.",
+    "solve": ("fields:solve", "Infer marginals, a labelling and a bound on log Z."),
+    "map": ("fields:map_command", "Search for the most probable labelling (MAP)."),
+    "compare": (
+        "fields:compare",
+        "Run several rules on one model; print a table and draw a picture.",
+    ),
+    "refine": ("refine:refine", "Refine segmentations of images by a dense CRF."),
+    "studio": ("images:studio", "Refine one image on a local page, with sliders."),
+    "tune": ("images:tune", "Choose the settings of a dense CRF on images with known labels."),
+    "fit": ("learning:fit", "Learn to complete label images, from examples."),
+    "inpaint": ("learning:inpaint", "Complete the hidden part of label images."),
+    "detect": ("people:detect", "Find people on the ground, from masks of several cameras."),
+    "evaluate": (
+        "people:evaluate",
+        "Compare detections of people with the truth: MODA, MODP, precision, recall.",
+    ),
+    "info": ("fields:info", "Show a model's size, structure and certified steps."),
+    "make": (
+        "make:make",
+        "Make a seeded random model, a simulated scene with people, or characters.",
+    ),
+    "cooccurrence": (
+        "images:cooccurrence",
+        "Count which classes occur together in label maps.",
+    ),
+    "bench": ("bench:bench", "Run the paper's benchmark; print its table and write a report."),
+    "warmup": ("installation:warmup", "Compile kernels ahead of time."),
+    "doctor": ("installation:doctor", "Check this installation."),
 }
+"""The module and the name of each command in `proxfield.cli.commands`, and what it does."""
 
 
 def escape_characters() -> None:
@@ -57,7 +71,8 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command = import_module(f"proxfield.cli.{cmd_name}").command
+        module, _, name = COMMANDS[cmd_name][0].partition(":")
+        command = getattr(import_module(f"proxfield.cli.commands.{module}"), name)
         assert isinstance(command, click.Command)
         return command
 
@@ -66,8 +81,6 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
-            from difflib import get_close_matches
-
             near = get_close_matches(name, COMMANDS, n=1)
             known = ", ".join(COMMANDS)
             hint = f"did you mean {near[0]!r}?" if near else f"expected one of: {known}"
@@ -76,7 +89,7 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
         """Read the arguments; click would answer Ctrl-C with an empty line."""

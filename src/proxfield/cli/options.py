@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from dataclasses import fields
+from functools import wraps
+from importlib import import_module
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from proxfield.core.common.records import Record
+from proxfield.errors import InputError
 
 if TYPE_CHECKING:
     from proxfield.core.jobs.running import Part
@@ -35,6 +42,50 @@ def stack(*decorators: Decorator) -> Callable[[F], F]:
     return apply
 
 
+class Options(SimpleNamespace):
+    """The values of a command's options, by their names in Python.
+
+    Example:
+        >>> options = Options(seed=0, budget=None)
+        >>> options.seed, options.given("seed", "budget")
+        (0, {'seed': 0})
+    """
+
+    def pick(self, *names: str) -> Record:
+        """Some of the values by name, as keyword arguments take them."""
+        return {name: getattr(self, name) for name in names}
+
+    def given(self, *names: str) -> Record:
+        """Those of some values that aren't None."""
+        return {name: value for name, value in self.pick(*names).items() if value is not None}
+
+    def changed(self, name: str) -> bool:
+        """Whether the user has given an option, also if its value is the default."""
+        source = click.get_current_context().get_parameter_source(name)
+        return source is not ParameterSource.DEFAULT
+
+
+def done_by(place: str) -> Callable[[Callable[[], None]], Callable[..., Any]]:
+    """Let a function of another module do the work of a command.
+
+    The module is imported when the command is called, not for its help. The function takes
+    `Options` and returns an exit code, or None for 0.
+
+    Args:
+        place: Module in this package and function, as "solve:solve".
+    """
+    module, _, name = place.partition(":")
+
+    def decorate(described: Callable[[], None]) -> Callable[..., Any]:
+        @wraps(described)
+        def call(**values: Any) -> Any:
+            return getattr(import_module(f"proxfield.cli.{module}"), name)(Options(**values))
+
+        return call
+
+    return decorate
+
+
 class ByteCount(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     """A number of bytes: a whole number, or one with K, M or G for 2^10, 2^20 or 2^30."""
 
@@ -52,14 +103,6 @@ class ByteCount(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         return int(digits) * scale
 
 
-MAX_BYTES_KEY = "proxfield.max_bytes"
-"""Where the context keeps the limit for `shared.load`: no subcommand needs to hand it on."""
-
-
-def _remember_max_bytes(ctx: click.Context, param: click.Parameter, value: int | None) -> None:
-    ctx.meta[MAX_BYTES_KEY] = value
-
-
 model_options = stack(
     click.argument("model"),
     click.option("--evidence", metavar="FILE", help="UAI evidence file: observed variables."),
@@ -74,12 +117,22 @@ model_options = stack(
         "--max-bytes",
         metavar="N",
         type=ByteCount(),
-        expose_value=False,
-        callback=_remember_max_bytes,
         help="Maximum size of each file once decompressed, for example 8G.  [default: 4G; "
         "for a compressed file 64M or 250 times its own size, whichever is more]",
     ),
 )
+
+
+def count_option(name: str, help: str, default: int | None = None, least: int = 1) -> Decorator:
+    """An option that counts things."""
+    return click.option(
+        name,
+        metavar="N",
+        type=click.IntRange(min=least),
+        default=default,
+        show_default=default is not None,
+        help=help,
+    )
 
 
 def seed_option(help: str = "Random seed.") -> Decorator:
@@ -104,7 +157,6 @@ def read_part(_: click.Context, __: click.Parameter, text: str | None) -> Part |
     if text is None:
         return None
     from proxfield.core.jobs.running import Part
-    from proxfield.errors import InputError
 
     try:
         return Part.parse(text)
@@ -156,13 +208,12 @@ cluster_option = click.option(
 )
 
 
-def jobs_on(cluster: str | None, jobs: int | None) -> int | None:
+def jobs_on(options: Options) -> int | None:
     """The number of jobs; None for as many as a cluster has room for."""
-    from click.core import ParameterSource
-
-    if cluster is None:
+    jobs: int = options.jobs
+    if options.cluster is None:
         return jobs
-    if click.get_current_context().get_parameter_source("jobs") is ParameterSource.DEFAULT:
+    if not options.changed("jobs"):
         return None
     if jobs == 1:
         raise click.UsageError("--jobs 1 means this machine, expected more or no --cluster")
@@ -268,8 +319,6 @@ class CommandWithDenseRules(CommandWithRules):
 
 
 def _about(rule: type[Rule]) -> str:
-    from dataclasses import fields
-
     keys = [f"{f.name}={f.default}" for f in fields(rule) if f.default is not None]
     keys += [f.name for f in fields(rule) if f.default is None]
     return f"{rule.summary} [{', '.join(keys)}]" if keys else str(rule.summary)
@@ -306,11 +355,44 @@ def number_or_text(text: str) -> int | float | str:
         return text
 
 
-def default_rule() -> str:
-    """The rule that `proxfield.infer` takes when none is named."""
-    from inspect import signature
+def parse_numbers(text: str, option: str, highest: float = math.inf) -> list[float]:
+    """Numbers above 0, separated by commas; sorted, each once.
 
-    from proxfield.core.solve.infer import infer
+    Example:
+        >>> parse_numbers("0.3,0.05,0.3", "--budgets")
+        [0.05, 0.3]
+    """
+    allowed = "above 0" if highest == math.inf else f"above 0 and at most {highest:g}"
+    out: set[float] = set()
+    for part in split_names(text, option):
+        try:
+            value = float(part)
+        except ValueError:
+            value = math.nan
+        if not (0 < value <= highest and math.isfinite(value)):
+            raise InputError(f"{option}: {part!r}, expected numbers {allowed}, such as 0.05,0.3")
+        out.add(value)
+    return sorted(out)
 
-    rule = signature(infer).parameters["rule"].default
-    return rule if isinstance(rule, str) else str(rule.name)
+
+def parse_counts(text: str, option: str, lowest: int) -> list[int]:
+    """Whole numbers separated by commas; sorted, each once.
+
+    Example:
+        >>> parse_counts("60,10,25", "--passes", 1)
+        [10, 25, 60]
+    """
+    out: set[int] = set()
+    for part in split_names(text, option):
+        if not (part.isascii() and part.isdigit() and len(part) < 10 and int(part) >= lowest):
+            raise InputError(f"{option}: {part!r}, expected whole numbers, {lowest} or more")
+        out.add(int(part))
+    return sorted(out)
+
+
+def split_names(text: str, option: str) -> list[str]:
+    """Names separated by commas, each once."""
+    names = [part.strip() for part in text.split(",") if part.strip()]
+    if not names:
+        raise InputError(f"{option} is empty, expected names or numbers separated by commas")
+    return list(dict.fromkeys(names))

@@ -1,7 +1,12 @@
-"""The files of ``proxfield refine``: which go together, and where results go."""
+"""The files of ``proxfield refine``: which go together, and where results go.
+
+Beside each result a small JSON file says how it was made. A result is finished if that file has the
+same parameters and is newer than what it was made of; any other is made again.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,8 +14,11 @@ from typing import overload
 
 import click
 
+from proxfield._version import __version__
+from proxfield.cli.shared import check_target
+from proxfield.core.common.records import Record, plain
 from proxfield.errors import InputError
-from proxfield.io.files import display_name, ending, stem
+from proxfield.io.files import atomic_write, display_name, ending, stem
 from proxfield.io.images import ARRAYS, PICTURES
 from proxfield.io.nifti import NIFTI
 from proxfield.io.remote import AnyPath, RemotePath, is_remote, make_path
@@ -221,8 +229,6 @@ def place_outputs(
         option: The option that named it.
         kind: "labels", "probabilities" or "overlay".
     """
-    from proxfield.cli.shared import check_target
-
     place = make_path(given)
     own = [None if kind == "overlay" else own_suffix(image) for image in images]
     if is_file_name(given):
@@ -258,3 +264,61 @@ def make_folder(given: str, option: str) -> None:
         raise InputError(
             f"{option}: can't write there, {why}, expected a folder", path=display_name(path)
         ) from None
+
+
+# ---- how results were made ----
+
+
+def record_path(target: AnyPath) -> AnyPath:
+    """The file that says how a result was made.
+
+    Example:
+        >>> from pathlib import Path
+        >>> record_path(Path("out/a.png")).name
+        'a.png.json'
+    """
+    return target.with_name(f"{target.name}.json")
+
+
+def write_record(
+    pair: Pair, what: str, parameters: Record, target: AnyPath, summary: Record
+) -> None:
+    """Say how a result was made; written last, so that it says that all is there.
+
+    Args:
+        pair: The files.
+        what: What is known about the pixels: "probabilities", "logits" or "labels".
+        parameters: All else that decides on a result.
+        target: The result.
+        summary: What it came to.
+    """
+    data = {
+        "proxfield": __version__,
+        "image": str(pair.image),
+        what: str(pair.unary),
+        **({} if pair.scribbles is None else {"scribbles": str(pair.scribbles)}),
+        "parameters": parameters,
+        "result": {
+            k: summary[k] for k in ("pixels", "n_labels", "status", "iterations", "changed")
+        },
+    }
+    atomic_write(record_path(target), json.dumps(plain(data), indent=1, allow_nan=False) + "\n")
+
+
+def is_finished(pair: Pair, wanted: Record) -> bool:
+    """Whether all files of a pair are there, made with these parameters and from these files."""
+    if pair.overlay is not None and not pair.overlay.exists():
+        return False
+    inputs = [p for p in (pair.image, pair.unary, pair.scribbles) if p is not None]
+    for target in pair.targets:
+        if not target.exists():
+            continue
+        beside = record_path(target)
+        try:
+            stored = json.loads(beside.read_text(encoding="utf-8"))
+            made = beside.stat().st_mtime_ns
+            if stored["parameters"] == wanted and made >= max(p.stat().st_mtime_ns for p in inputs):
+                return True
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # none, or none of ours: made again
+    return False

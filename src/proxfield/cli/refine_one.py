@@ -1,24 +1,32 @@
 """One image of ``proxfield refine`` in three steps: read, compute, write.
 
 Each step is a function of its own, so that images can be read and written while others are
-computed. What a later step needs travels in `Inputs` and `Refined`.
+computed. What a later step needs travels in `PairInputs` and `RefinedImage`.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from proxfield.cli.refine_files import Pair
+from proxfield.cli import signals
+from proxfield.cli.main import describe
+from proxfield.cli.refine_files import Pair, record_path, write_record
 from proxfield.cli.refine_inputs import in_options
-from proxfield.cli.refine_record import record_path, write_record
 from proxfield.cli.shared import status_line
-from proxfield.core.common.records import Record
+from proxfield.core.common.arrays import Pixels
+from proxfield.core.common.records import Record, plain
 from proxfield.core.jobs import ends_the_run
+from proxfield.core.solve.history import Callback
 from proxfield.errors import InputError, ProxfieldError
+from proxfield.images import densecrf
+from proxfield.images.cooccurrence import CooccurrenceStatistics
+from proxfield.images.densecrf import DenseCRF
+from proxfield.images.inputs import confidence_note
+from proxfield.images.settings import DEFAULT_PRESET, DenseSettings
 from proxfield.io.files import display_name, ending
 from proxfield.io.images import (
     ARRAYS,
@@ -33,6 +41,8 @@ from proxfield.io.images import (
     write_probabilities,
 )
 from proxfield.io.nifti import NIFTI, NiftiReference, read_nifti
+from proxfield.io.overlay import write_overlay
+from proxfield.io.remote import AnyPath
 from proxfield.io.tiff import (
     GEO_REMEDY,
     GEOTIFF,
@@ -42,19 +52,15 @@ from proxfield.io.tiff import (
     read_geotiff,
 )
 
-if TYPE_CHECKING:
-    from proxfield.core.common.arrays import Pixels
-    from proxfield.core.solve.history import Callback
-    from proxfield.images.densecrf import DenseCRF
-    from proxfield.io.remote import AnyPath
-
+NOT_PARAMETERS = ("threads",)
+"""What doesn't change a result."""
 DEEP = 16384
 """Values below it leave most of 16 bits unused: what a standard deviation of colors means then is
 for the user to say."""
 
 
 @dataclass(frozen=True)
-class Work:
+class ImageWork:
     """What to do with each pair; it travels to other processes."""
 
     kind: str = "labels"
@@ -72,9 +78,35 @@ class Work:
     tiles: Record | None = None
     """Length and halo of tiles; None: images in one piece."""
 
+    @property
+    def parameters(self) -> Record:
+        """All that decides on a result, beside the files; as JSON has it, presets as numbers."""
+        run = {k: v for k, v in self.run.items() if k not in NOT_PARAMETERS}
+        rule = run.pop("rule", None)
+        given = dict(self.build)
+        terms: Record = {"compatibility": "potts"}
+        terms.update(DenseSettings.of(given.pop("preset", DEFAULT_PRESET)).to_dict())
+        run.setdefault("max_iters", terms.pop("max_iters", None))
+        if isinstance(counts := given.get("cooccurrence"), CooccurrenceStatistics):
+            given["cooccurrence"] = {"presence": counts.presence, "pairs": counts.pairs}
+        terms.update(given, spacing_from_header=not self.spacing_given)
+        found: Record = plain(
+            {
+                "output": self.kind,
+                "input": self.what,
+                "dtype": self.dtype if self.kind == "probabilities" else None,
+                "labels": self.from_labels,
+                **({} if self.tiles is None else {"tiles": self.tiles}),
+                "terms": terms,
+                "rule": None if rule is None else {"name": rule.name, **rule.params},
+                **run,
+            }
+        )
+        return found
+
 
 @dataclass
-class Inputs:
+class PairInputs:
     """What the files of one pair hold."""
 
     image: Pixels
@@ -90,7 +122,7 @@ class Inputs:
 
 
 @dataclass
-class Refined:
+class RefinedImage:
     """What is written for one pair."""
 
     values: Any
@@ -103,20 +135,20 @@ class Refined:
     """Entries of the record: number of labels, status, iterations, …"""
 
 
-def refine_one(pair: Pair, work: Work, callback: Callback | None = None) -> Record:
+def refine_one(pair: Pair, work: ImageWork, callback: Callback | None = None) -> Record:
     """Refine one image and write the result; a failure becomes an entry of the record."""
     record = new_record(pair)
     with_failures(pair, record, lambda: _refine(pair, work, callback, record))
     return record
 
 
-def _refine(pair: Pair, work: Work, callback: Callback | None, record: Record) -> None:
+def _refine(pair: Pair, work: ImageWork, callback: Callback | None, record: Record) -> None:
     inputs = read_one(pair, work, record["notes"])
     refined = compute_one(pair, work, inputs, callback)
     record.update(write_one(pair, work, inputs, refined))
 
 
-def read_one(pair: Pair, work: Work, notes: list[str]) -> Inputs:
+def read_one(pair: Pair, work: ImageWork, notes: list[str]) -> PairInputs:
     """Step 1: read the files of a pair; needs neither numba nor a device.
 
     Args:
@@ -129,7 +161,7 @@ def read_one(pair: Pair, work: Work, notes: list[str]) -> Inputs:
     if reference is not None and other is not None and not reference.same_place(other):
         notes.append(f"{display_name(pair.unary)}: lies in another place than the image")
     scribbles = None if pair.scribbles is None else _read_unary(pair.scribbles, "labels")[0]
-    return Inputs(image, unary, palette, scribbles, reference, spacing, notes)
+    return PairInputs(image, unary, palette, scribbles, reference, spacing, notes)
 
 
 def _read_image(path: AnyPath, notes: list[str]) -> tuple[Pixels, Any, tuple[float, ...] | None]:
@@ -164,19 +196,17 @@ def _read_unary(path: AnyPath, what: str) -> tuple[Pixels, list[int] | None, Any
 
 def compute_one(
     pair: Pair,
-    work: Work,
-    inputs: Inputs,
+    work: ImageWork,
+    inputs: PairInputs,
     callback: Callback | None = None,
     built: DenseCRF | None = None,
-) -> Refined:
+) -> RefinedImage:
     """Step 2: build the field, unless it is given, and infer; reads and writes no files."""
-    from proxfield.images.densecrf import infer_dense
-
     crf = build_one(pair, work, inputs) if built is None else built
     if pair.overlay is not None and len(crf.pixels) != 2:
         raise InputError(f"an overlay needs a flat image, not {len(crf.pixels)} axes")
     # without a warning: the report says how many pixels changed, and what to try
-    result = infer_dense(crf, **work.run, callback=callback)
+    result = densecrf.infer_dense(crf, **work.run, callback=callback)
     if result.status.name == "INTERRUPTED":  # never pass for finished
         raise KeyboardInterrupt
     changed = int(result.changed.sum())
@@ -198,14 +228,11 @@ def compute_one(
         maps = result.q.reshape(*crf.pixels, crf.n_labels)
         values = maps if crf.labels_axis is not None else maps[..., 1]
     ignored = None if crf.ignored is None else crf.ignored[0]
-    return Refined(values, labels, ignored, summary)
+    return RefinedImage(values, labels, ignored, summary)
 
 
-def build_one(pair: Pair, work: Work, inputs: Inputs) -> DenseCRF:
+def build_one(pair: Pair, work: ImageWork, inputs: PairInputs) -> DenseCRF:
     """The field of one image; notes what was read otherwise than people may expect."""
-    from proxfield.images.densecrf import DenseCRF
-    from proxfield.images.inputs import confidence_note
-
     build: Record = dict(work.build)
     build["batch"] = None if len(inputs.unary) == 1 else False  # a file is one image
     build["scribbles"] = inputs.scribbles
@@ -239,10 +266,8 @@ def build_one(pair: Pair, work: Work, inputs: Inputs) -> DenseCRF:
     return crf
 
 
-def write_one(pair: Pair, work: Work, inputs: Inputs, refined: Refined) -> Record:
+def write_one(pair: Pair, work: ImageWork, inputs: PairInputs, refined: RefinedImage) -> Record:
     """Step 3: write the files of a pair; returns the entries of its record."""
-    from proxfield.io.overlay import write_overlay
-
     target = pair.targets[0 if len(refined.summary["pixels"]) == 2 else -1]
     if pair.overlay is not None:  # first: the result says that all is there
         write_overlay(
@@ -258,7 +283,7 @@ def write_one(pair: Pair, work: Work, inputs: Inputs, refined: Refined) -> Recor
         write_labels(target, refined.values, n_labels, palette=inputs.palette)
     else:
         write_probabilities(target, refined.values, dtype=work.dtype)
-    write_record(pair, work, target, refined.summary)
+    write_record(pair, work.what, work.parameters, target, refined.summary)
     return {
         "output": str(target),
         "overlay": None if pair.overlay is None else str(pair.overlay),
@@ -276,12 +301,10 @@ def new_record(pair: Pair) -> Record:
 
 def with_failures(pair: Pair, record: Record, step: Any) -> Any:
     """The result of a step; None after a failure, which becomes an entry of the record."""
-    from proxfield.cli.signals import interrupted
-
     try:
         return step()
     except Exception as error:
-        if interrupted():  # what a library made of Ctrl-C
+        if signals.interrupted():  # what a library made of Ctrl-C
             raise KeyboardInterrupt from error
         if ends_the_run(error):
             raise
@@ -291,8 +314,6 @@ def with_failures(pair: Pair, record: Record, step: Any) -> Any:
 
 def _explain(error: Exception, name: str) -> str:
     """Why an image failed, in one line; unexpected errors are raised for debugging."""
-    from proxfield.cli.main import describe
-
     if isinstance(error, InputError):
         if error.path is not None:
             return str(error)

@@ -6,20 +6,38 @@ from collections import Counter as Counts
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import click
+import numpy as np
 
-from proxfield.cli.options import stack
+from proxfield.cli.options import Options
+from proxfield.cli.progress import Counter, Display
+from proxfield.cli.refine_files import Pair, is_finished, record_path, write_record
+from proxfield.cli.refine_inputs import in_options
+from proxfield.cli.refine_many import (
+    ENTRY_BYTES,
+    PIXEL_BYTES,
+    PROCESS_BYTES,
+    SAMPLED_FILES,
+    bytes_needed,
+)
+from proxfield.cli.refine_one import ImageWork, new_record, with_failures
+from proxfield.core.common import memory
 from proxfield.core.common.records import Record
+from proxfield.core.jobs.running import Part
 from proxfield.errors import InputError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from proxfield.cli.refine_files import Pair
-    from proxfield.cli.refine_one import Work
-    from proxfield.core.jobs.running import Part
+from proxfield.images.inputs import confidence_note
+from proxfield.images.settings import DenseSettings
+from proxfield.images.tile_grid import HALO_SIGMAS
+from proxfield.io.files import display_name, ending, stem
+from proxfield.io.images import PICTURES, read_image, read_labels, write_labels
+from proxfield.io.nifti import NIFTI
+from proxfield.io.npy import map_array
+from proxfield.io.remote import RemotePath
+from proxfield.io.tiff import GEOTIFF, has_rasterio, is_geotiff, read_reference
+from proxfield.io.windows import KINDS, is_windowed, is_zarr
 
 TILE = 1024
 """Length of a tile where none is given: the default of `proxfield.refine_tiles`."""
@@ -29,22 +47,6 @@ USUAL_LABELS = 8
 """What is assumed where nothing is said, to estimate the memory of a tile."""
 SLIDES = (".svs", ".ndpi", ".scn", ".bif", ".vms")
 """Endings of whole slides, which are tiled TIFF files."""
-
-tile_options = stack(
-    click.option(
-        "--tile",
-        metavar="N",
-        type=click.IntRange(min=1),
-        help="Refine in tiles of N×N pixels.  [default: tiles of 1024 where an image wouldn't fit "
-        "in memory]",
-    ),
-    click.option(
-        "--halo",
-        metavar="N",
-        type=click.IntRange(min=0),
-        help="Pixels around a tile that are refined with it.  [default: 5 standard deviations]",
-    ),
-)
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Tiled:
     """
 
     pair: Pair
-    work: Work
+    work: ImageWork
     part: Part | None = None
 
     def is_due(self, always: bool, force: bool) -> bool:
@@ -68,70 +70,55 @@ class Tiled:
             always: A result that is there is made again, unless parts of it are done by others.
             force: It is made again in any case.
         """
-        from proxfield.cli.refine_record import is_finished, parameters
-
         again = force or (always and self.part is None)
-        return again or not is_finished(self.pair, parameters(self.work))
+        return again or not is_finished(self.pair, self.work.parameters)
 
 
-def tiled_pairs(pairs: Sequence[Pair], options: Record, overlay: str | None) -> list[Pair]:
+def tiled_pairs(pairs: Sequence[Pair], options: Options) -> list[Pair]:
     """The pairs to refine in tiles because the user says so, or by their kind.
 
     Args:
         pairs: All pairs.
         options: The command's options.
-        overlay: Where pictures of the labels go; None without.
     """
-    found = [p for p in pairs if options["tile"] is not None or must_be_tiled(p)]
-    whole = needs_the_whole(options, overlay)
+    found = [p for p in pairs if options.tile is not None or must_be_tiled(p)]
+    whole = needs_the_whole(options)
     if found and whole:
         raise click.UsageError(f"{whole} doesn't go with tiles, expected an image in one piece")
     return found
 
 
-def too_large(pairs: Sequence[Pair], options: Record, overlay: str | None) -> list[Pair]:
+def too_large(pairs: Sequence[Pair], options: Options) -> list[Pair]:
     """The pairs, of those that remain, that don't fit in memory; see `tiled_pairs`."""
-    from proxfield.cli.refine_run import SAMPLED_FILES, bytes_needed
-    from proxfield.core.common.memory import available_memory
-
     found: list[Pair] = []
-    left = available_memory()
-    if left is not None and not needs_the_whole(options, overlay):
+    left = memory.available_memory()
+    if left is not None and not needs_the_whole(options):
         rest = [p for p in pairs if can_be_tiled(p, options)]
         largest = sorted(rest, key=lambda p: p.unary.stat().st_size)[-SAMPLED_FILES:]
         limit = SHARE * left
-        found = [p for p in largest if bytes_needed(p, options["n_labels"]) > limit]
-    if options["halo"] is not None and options["tile"] is None and not found:
+        found = [p for p in largest if bytes_needed(p, options.n_labels) > limit]
+    if options.halo is not None and options.tile is None and not found:
         raise click.UsageError("--halo goes with tiles, expected --tile too")
     return found
 
 
-def needs_the_whole(options: Record, overlay: str | None) -> str:
+def needs_the_whole(options: Options) -> str:
     """An option that looks at an image as a whole; "" if there is none."""
-    found = [f"--{n}" for n in ("scribbles", "cooccurrence") if options[n] is not None]
-    return [*found, *["--overlay"] * (overlay is not None), ""][0]
+    found = options.given("scribbles", "cooccurrence", "overlay")
+    return next((f"--{name}" for name in found), "")
 
 
-def can_be_tiled(pair: Pair, options: Record) -> bool:
+def can_be_tiled(pair: Pair, options: Options) -> bool:
     """Whether files are on this machine and are read in windows, or take few bytes."""
-    from proxfield.io.files import ending
-    from proxfield.io.images import PICTURES
-    from proxfield.io.remote import RemotePath
-    from proxfield.io.windows import is_windowed
-
     if any(isinstance(path, RemotePath) for path in (pair.image, pair.unary, *pair.targets)):
         return False
-    label_map = options["labels"] is not None and ending(pair.unary) in PICTURES
+    label_map = options.labels is not None and ending(pair.unary) in PICTURES
     image = is_windowed(pair.image) or ending(pair.image) in PICTURES
     return image and (is_windowed(pair.unary) or label_map)
 
 
 def must_be_tiled(pair: Pair) -> bool:
     """Whether a pair's files are of kinds that are read or written in windows only."""
-    from proxfield.io.files import ending
-    from proxfield.io.tiff import GEOTIFF, has_rasterio, is_geotiff
-    from proxfield.io.windows import is_zarr
-
     target = ending(pair.targets[0])
     placed = is_geotiff(pair.image) and has_rasterio()
     return (
@@ -143,14 +130,12 @@ def must_be_tiled(pair: Pair) -> bool:
     )
 
 
-def for_tiles(pair: Pair, work: Work, options: Record, part: Part | None) -> Tiled:
+def for_tiles(pair: Pair, work: ImageWork, options: Options, part: Part | None) -> Tiled:
     """A pair with a result that can be written in windows, and the work with its tiles."""
-    from proxfield.io.files import ending, stem
-
     target = pair.targets[0]
     if ending(target) == ".npz":
         target = target.with_name(f"{stem(target)}.npy")
-    tiles = {"tile": options["tile"] or TILE, "halo": options["halo"]}
+    tiles = {"tile": options.tile or TILE, "halo": options.halo}
     return Tiled(replace(pair, targets=(target,)), replace(work, tiles=tiles), part)
 
 
@@ -178,8 +163,6 @@ def refine_in_tiles(one: Tiled, jobs: int | None, resume: bool) -> Record:
         jobs: Tiles at a time.
         resume: Whether tiles of an earlier run count.
     """
-    from proxfield.cli.refine_one import new_record, with_failures
-
     record = new_record(one.pair)
 
     def step() -> None:
@@ -190,16 +173,8 @@ def refine_in_tiles(one: Tiled, jobs: int | None, resume: bool) -> Record:
 
 
 def _refine(one: Tiled, jobs: int | None, resume: bool, record: Record) -> Record:
-    from proxfield.cli.progress import Counter, Display
-    from proxfield.cli.refine_inputs import in_options
-    from proxfield.cli.refine_record import record_path, write_record
-    from proxfield.core.common.interrupts import deferred
-    from proxfield.io.files import display_name
-    from proxfield.io.remote import RemotePath
+    from proxfield.images.tiles import refine_tiles  # imports numba
 
-    with deferred():  # numba, cut off while it is imported, may swallow Ctrl-C
-        from proxfield.images.inputs import confidence_note
-        from proxfield.images.tiles import refine_tiles
     pair, work = one.pair, one.work
     target = pair.targets[0]
     if isinstance(target, RemotePath):
@@ -257,16 +232,12 @@ def _refine(one: Tiled, jobs: int | None, resume: bool, record: Record) -> Recor
     record_path(target).unlink(missing_ok=True)
     if place != target:
         _as_picture(place, target, found.n_labels)
-    write_record(pair, work, target, summary)
+    write_record(pair, work.what, work.parameters, target, summary)
     return {"output": str(target), "overlay": None, **summary}
 
 
-def _given(pair: Pair, work: Work, notes: list[str]) -> tuple[Any, Any]:
+def _given(pair: Pair, work: ImageWork, notes: list[str]) -> tuple[Any, Any]:
     """Image and unaries: files where they can be read in windows, else arrays."""
-    from proxfield.io.files import ending
-    from proxfield.io.images import PICTURES, read_image, read_labels
-    from proxfield.io.tiff import GEOTIFF
-
     pictures = {*PICTURES} - {*GEOTIFF}
     image: Any = pair.image
     if ending(pair.image) in pictures:
@@ -279,10 +250,6 @@ def _given(pair: Pair, work: Work, notes: list[str]) -> tuple[Any, Any]:
 
 def _place(pair: Pair, target: Path) -> tuple[Path, Any]:
     """The file that tiles are written to, and where on Earth it is."""
-    from proxfield.io.files import ending
-    from proxfield.io.tiff import GEOTIFF, has_rasterio, is_geotiff, read_reference
-    from proxfield.io.windows import KINDS
-
     if ending(target) not in KINDS:
         return target.with_name(f"{target.name}.npy"), None
     if ending(target) in GEOTIFF and has_rasterio() and is_geotiff(pair.image):
@@ -292,19 +259,13 @@ def _place(pair: Pair, target: Path) -> tuple[Path, Any]:
 
 def _as_picture(place: Path, target: Path, n_labels: int) -> None:
     """Labels as the picture that was asked for, in one piece: a byte or two per pixel."""
-    from proxfield.io.images import write_labels
-    from proxfield.io.npy import map_array
-
     write_labels(target, map_array(place), n_labels)
     place.unlink()
 
 
-def affordable_tiles(jobs: int | None, work: Work) -> int | None:
+def affordable_tiles(jobs: int | None, work: ImageWork) -> int | None:
     """How many tiles of a flat image fit in memory at a time, at most so many."""
-    from proxfield.cli.refine_run import ENTRY_BYTES, PIXEL_BYTES, PROCESS_BYTES
-    from proxfield.core.common.memory import available_memory
-
-    left = available_memory()
+    left = memory.available_memory()
     if left is None or jobs is None or jobs == 1:
         return jobs
     tiles, labels = work.tiles or {}, (work.from_labels or {}).get("n_labels", USUAL_LABELS)
@@ -314,13 +275,8 @@ def affordable_tiles(jobs: int | None, work: Work) -> int | None:
     return max(1, min(jobs, int(SHARE * left / each)))
 
 
-def widest_halo(work: Work) -> int:
+def widest_halo(work: ImageWork) -> int:
     """The halo that is chosen where none is given, in pixels of size 1."""
-    import numpy as np
-
-    from proxfield.images.settings import DenseSettings
-    from proxfield.images.tile_grid import HALO_SIGMAS
-
     settings = DenseSettings.chosen(work.build)
     widest = map(np.max, (settings.spatial_sigma, settings.bilateral_sigma))
     return int(HALO_SIGMAS * max(widest))
@@ -328,9 +284,6 @@ def widest_halo(work: Work) -> int:
 
 def check_kinds(pairs: Iterable[Pair]) -> None:
     """Refuse volumes that only some other reader knows, before any work."""
-    from proxfield.io.files import ending
-    from proxfield.io.nifti import NIFTI
-
     for pair in pairs:
         if ending(pair.image) in NIFTI or ending(pair.unary) in (*NIFTI, ".npz"):
             raise InputError(

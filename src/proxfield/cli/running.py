@@ -1,75 +1,136 @@
-"""One inference for the command line: early checks, progress, errors in plain words."""
+"""One inference for the command line: the model, early checks, progress."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any
 
+import click
+
+from proxfield.cli import signals
+from proxfield.cli.options import Options, parse_settings
 from proxfield.cli.progress import Display
-from proxfield.cli.signals import begin_work, interrupted
 from proxfield.core.common.records import Record
-
-if TYPE_CHECKING:
-    from proxfield.core.solve.history import Progress
-    from proxfield.core.solve.rules.base import Rule
-    from proxfield.field import Field
-    from proxfield.result import Result
+from proxfield.core.solve import infer as inference
+from proxfield.core.solve import request
+from proxfield.core.solve.history import Progress
+from proxfield.core.solve.rules.base import Rule
+from proxfield.core.solve.rules.registry import dense_rules, make_rule
+from proxfield.field import Field
+from proxfield.io.evidence import read_evidence
+from proxfield.io.uai import read_model
+from proxfield.result import Result
 
 NOT_CONVERGED = 3
 
 
-def prepare_rule(name: str | None, settings: Record) -> Rule:
-    """The rule by name (that of `proxfield.infer` by default), its parameters checked."""
-    from proxfield.cli.options import default_rule
-    from proxfield.core.solve.rules.registry import make_rule
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model as it was read."""
 
-    return make_rule(name or default_rule(), settings)
+    name: str
+    field: Field
+    n_observed: int
+    seconds: float
+
+    @property
+    def size(self) -> str:
+        """Its name and how many variables it has, in words."""
+        observed = f", {self.n_observed} observed" if self.n_observed else ""
+        return f"{self.name}: {self.field.n_vars} variables{observed}"
+
+    @property
+    def record(self) -> Record:
+        """What reports say about it, beside its name."""
+        return {"n_observed": self.n_observed, "load_seconds": self.seconds}
 
 
-def check_limits(
-    max_iters: int | None, tol: float, budget: float | None, threads: int | None
-) -> float | None:
-    """Refuse limits that make no sense before a model is read; returns the budget to use."""
-    from proxfield.core.solve.request import check_limits as check
+def load(options: Options) -> LoadedModel:
+    """Read a model and its evidence; ``-`` is standard input."""
+    model, evidence, limit = options.model, options.evidence, options.max_bytes
+    if model == "-" and evidence == "-":
+        raise click.UsageError("the model and the evidence can't both come from standard input")
+    start = time.perf_counter()
+    field = read_model(model, max_bytes=limit)
+    observed: dict[int, int] = {}
+    if evidence is not None:
+        base = int(options.evidence_base)
+        observed = read_evidence(evidence, field.cardinalities, base=base, max_bytes=limit)
+        field = field.condition(observed)
+    name = "<stdin>" if model == "-" else model
+    return LoadedModel(name, field, len(observed), time.perf_counter() - start)
 
-    check(max_iters, tol, budget, threads)
-    return None if budget == float("inf") else budget  # no limit, said in another way
+
+def default_rule() -> str:
+    """The rule that `proxfield.infer` takes when none is named."""
+    rule = signature(inference.infer).parameters["rule"].default
+    return rule if isinstance(rule, str) else str(rule.name)
 
 
-def run(field: Field, rule: Rule, display: Display, **options: Any) -> Result:
-    """Infer with a live display; announces compilation."""
-    from proxfield.core.solve.infer import infer
+def prepare_rule(name: str | None, settings: tuple[str, ...] = (), *, dense: bool = False) -> Rule:
+    """The rule by name (that of `proxfield.infer` by default), its parameters checked.
 
-    def update(progress: Progress) -> None:
-        begin_work()
-        if interrupted():  # a library swallowed Ctrl-C, as some do while kernels are loaded
-            raise KeyboardInterrupt
-        display.update(progress)
+    Args:
+        name: The rule.
+        settings: Its parameters, as ``--set`` gives them.
+        dense: Refuse rules that don't run on dense fields.
+    """
+    rule = make_rule(name or default_rule(), parse_settings(settings))
+    if dense and not rule.suits_dense_fields:
+        raise click.UsageError(
+            f"--rule {name} doesn't run on dense fields, expected one of: "
+            f"{', '.join(dense_rules())}"
+        )
+    return rule
 
-    display.phase(rule.name)
-    with display.announcing_compilation():
-        result = infer(field, rule, callback=update, **options)
-        _ = result.map_energy  # rounding may compile too: now, while that is announced
-    return result
+
+def check_limits(options: Options, tol: float = 0.0) -> None:
+    """Refuse limits that make no sense before a model is read; an infinite budget is none."""
+    tol = getattr(options, "tol", tol)
+    request.check_limits(options.max_iters, tol, options.budget, options.threads)
+    options.budget = request.as_budget(options.budget)
+
+
+def check_device(options: Options) -> None:
+    """Refuse a device that isn't there before a file is read; names what defaults stand for.
+
+    The CPU's own kernels stay a default: small fields may not need them.
+    """
+    kernels, dtype = getattr(options, "kernels", None), getattr(options, "dtype", None)
+    chosen, options.dtype = request.choose_kernels(options.device, kernels, dtype)
+    options.kernels = None if kernels is None and chosen == "cpu" else chosen
 
 
 def in_full(options: Record) -> Record:
     """Options as a report has them: with the kernels and threads that defaults stand for."""
     kernels, threads = options["kernels"] or "cpu", 1
     if kernels == "cpu":
-        from proxfield.core.compiled.jit import max_threads
+        from proxfield.core.compiled.jit import max_threads  # imports numba
 
         wanted = options["threads"]
         threads = max_threads() if wanted is None else min(wanted, max_threads())
     return {**options, "kernels": kernels, "threads": threads}
 
 
-def check_device(options: Record) -> None:
-    """Refuse a device that isn't there before a file is read; names what defaults stand for.
+def shown_by(display: Display) -> Callable[[Progress], None]:
+    """A callback of an inference that shows its progress."""
 
-    The CPU's own kernels stay a default: small fields may not need them.
-    """
-    from proxfield.core.solve.request import choose_kernels
+    def update(progress: Progress) -> None:
+        signals.begin_work()
+        if signals.interrupted():  # a library swallowed Ctrl-C, as some do as kernels are loaded
+            raise KeyboardInterrupt
+        display.update(progress)
 
-    kernels = options.get("kernels")
-    chosen, options["dtype"] = choose_kernels(options["device"], kernels, options.get("dtype"))
-    options["kernels"] = None if kernels is None and chosen == "cpu" else chosen
+    return update
+
+
+def run(field: Field, rule: Rule, display: Display, **options: Any) -> Result:
+    """Infer with a live display; announces compilation."""
+    display.phase(rule.name)
+    with display.announcing_compilation():
+        result = inference.infer(field, rule, callback=shown_by(display), **options)
+        _ = result.map_energy  # rounding may compile too: now, while that is announced
+    return result

@@ -1,25 +1,18 @@
-"""What subcommands do alike: load a model, check targets, format numbers, print JSON."""
+"""What subcommands do alike: check targets, format numbers, print tables and JSON."""
 
 from __future__ import annotations
 
 import json
-import math
 import os
-import time
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
-from proxfield.core.common.records import Record
+from proxfield.core.common.records import Record, plain
 from proxfield.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from proxfield.field import Field
-    from proxfield.result import Status
+from proxfield.io.files import display_name
+from proxfield.result import Status
 
 REMEDIES = {
     "MAX_ITERS": "raise --max-iters or --tol",
@@ -34,41 +27,8 @@ WORDS = {"n_vars": "variables", "n_labels": "labels"}
 """Keys of JSON objects in the words of summaries for people, where they differ."""
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """A model as it was read."""
-
-    name: str
-    field: Field
-    n_observed: int
-    seconds: float
-
-
-def load(model: str, evidence: str | None, evidence_base: str) -> Loaded:
-    """Read a model and its evidence; ``-`` is standard input."""
-    if model == "-" and evidence == "-":
-        raise click.UsageError("the model and the evidence can't both come from standard input")
-    start = time.perf_counter()
-    from proxfield.cli.options import MAX_BYTES_KEY
-    from proxfield.io.evidence import read_evidence
-    from proxfield.io.uai import read_model
-
-    context = click.get_current_context(silent=True)
-    limit = None if context is None else context.meta.get(MAX_BYTES_KEY)
-    field = read_model(model, max_bytes=limit)
-    observed: dict[int, int] = {}
-    if evidence is not None:
-        observed = read_evidence(
-            evidence, field.cardinalities, base=int(evidence_base), max_bytes=limit
-        )
-        field = field.condition(observed)
-    name = "<stdin>" if model == "-" else model
-    return Loaded(name, field, len(observed), time.perf_counter() - start)
-
-
 def check_target(path: str, option: str) -> None:
     """Refuse a target that can't be written, before anything is computed."""
-    from proxfield.io.files import display_name
 
     def refuse(message: str) -> InputError:
         return InputError(f"{option}: can't write, {message}", path=display_name(path))
@@ -106,30 +66,10 @@ def check_distinct(targets: dict[str, str | None]) -> None:
             raise click.UsageError(f"{other} and {option} name the same file {path!r}")
 
 
-def finite(value: Any) -> Any:
-    """The same data with null for numbers that JSON doesn't have, and plain Python types.
-
-    Example:
-        >>> finite({"f": float("inf"), "n": [1, 2.5]})
-        {'f': None, 'n': [1, 2.5]}
-    """
-    if isinstance(value, dict):
-        return {str(k): finite(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(v) for v in value]
-    if isinstance(value, (str, bool, int)) or value is None:
-        return value
-    if hasattr(value, "item"):
-        return finite(value.item())
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return str(value)
-
-
 def print_json(data: Record) -> None:
     """One JSON object on one line."""
     # escaped to ASCII, so that it prints in every locale
-    click.echo(json.dumps(finite(data), allow_nan=False))
+    click.echo(json.dumps(plain(data), allow_nan=False))
 
 
 def number(value: float, digits: int = 8) -> str:

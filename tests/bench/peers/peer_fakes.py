@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from proxfield.bench.peers.base import Answer, LogZKind, Peer, Run, Task
+from proxfield.bench.peers.base import Answer, LogZKind, Peer, Question, Run
 from proxfield.errors import UnsupportedError
 
 COMPILING = 0.6
@@ -18,7 +18,7 @@ COMPILING = 0.6
 class Fake(Peer):
     """Does what its mode says."""
 
-    tasks = (Task.INFERENCE, Task.MAP)
+    tasks = (Question.INFERENCE, Question.MAP)
     method = "a stand-in"
 
     def __init__(self, mode: str, compiles: bool = False) -> None:
@@ -26,7 +26,7 @@ class Fake(Peer):
         self.name = f"fake {mode}"
         self.calls = 0
 
-    def prepare(self, task: Task, problem: Any, budget: float) -> Run:
+    def prepare(self, task: Question, problem: Any, budget: float) -> Run:
         if self.mode == "refuses":
             raise UnsupportedError("binary variables only")
 
@@ -42,7 +42,7 @@ class Fake(Peer):
                 end = time.process_time() + COMPILING
                 while time.process_time() < end:
                     pass
-            if task is Task.MAP:
+            if task is Question.MAP:
                 return Answer(labels=np.zeros(problem.n_vars, dtype=np.int64))
             q = np.full(problem.layout.size, np.nan if self.mode == "nan" else 0.5)
             log_z = {"high": 1e3, "low": -1e3}.get(self.mode)

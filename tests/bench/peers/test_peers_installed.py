@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import proxfield as pf
-from proxfield.bench.peers.base import LogZKind, Peer, Task
+from proxfield.bench.peers.base import LogZKind, Peer, Question
 from proxfield.bench.peers.elimination import Elimination
 from proxfield.bench.peers.graph import factor_graph
 from proxfield.bench.peers.measure import answer
@@ -45,17 +45,17 @@ def skip_unless_usable(peer: Peer) -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("peer", "task"),
-    [(peer, task) for peer in PEERS for task in peer.tasks if task is not Task.DENSE],
+    [(peer, task) for peer in PEERS for task in peer.tasks if task is not Question.DENSE],
     ids=lambda value: str(getattr(value, "name", value)),
 )
-def test_answers_on_a_tree(peer: Peer, task: Task) -> None:
+def test_answers_on_a_tree(peer: Peer, task: Question) -> None:
     skip_unless_usable(peer)
     field = tree()
     exact = Elimination(factor_graph(field))
     said = answer(peer, task, field, 0.1)
     assert "answer" in said, said
     found = said["answer"]
-    if task is Task.MAP:
+    if task is Question.MAP:
         assert field.energy(found.labels) == pytest.approx(field.energy(exact.best_labels()))
         return
     loose = peer.name.startswith(MEAN_FIELD)
@@ -72,7 +72,7 @@ def test_answers_on_a_tree(peer: Peer, task: Task) -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "peer",
-    [p for p in PEERS if p.package and Task.INFERENCE in p.tasks],
+    [p for p in PEERS if p.package and Question.INFERENCE in p.tasks],
     ids=lambda peer: str(peer.name),
 )
 def test_tables_of_unequal_sizes(peer: Peer) -> None:
@@ -83,7 +83,7 @@ def test_tables_of_unequal_sizes(peer: Peer) -> None:
     field.add(pf.Factor([[2, 0, 1]], rng.normal(size=(4, 2, 3))))
     field.add(pf.Pairwise([[3, 2]], rng.normal(size=(2, 4))))
     exact = Elimination(factor_graph(field))
-    said = answer(peer, Task.INFERENCE, field, 0.1)
+    said = answer(peer, Question.INFERENCE, field, 0.1)
     if said.get("status") == "unsupported":
         pytest.skip(f"{peer.name}: {said['why']}")
     assert "answer" in said, said
@@ -102,18 +102,20 @@ def test_optimal_labellings_of_a_grid(name: str) -> None:
     edges = grid_edges(5, 5)
     field = pf.Field(25, n_labels=2).add(pf.Unary(rng.normal(size=(25, 2))))
     field.add(pf.Potts(edges, rng.random(len(edges))))
-    said = answer(peer, Task.MAP, field, 1.0)
+    said = answer(peer, Question.MAP, field, 1.0)
     assert said["answer"].proved
     best = field.energy(Elimination(factor_graph(field)).best_labels())
     assert field.energy(said["answer"].labels) == pytest.approx(best, abs=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("peer", [p for p in PEERS if Task.DENSE in p.tasks], ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "peer", [p for p in PEERS if Question.DENSE in p.tasks], ids=lambda p: p.name
+)
 def test_images_get_better(peer: Peer) -> None:
     skip_unless_usable(peer)
     scene = make_scene(48, 36)
-    labels = answer(peer, Task.DENSE, scene, 1.0)["answer"].labels
+    labels = answer(peer, Question.DENSE, scene, 1.0)["answer"].labels
     before = (scene.probabilities.argmax(axis=-1) == scene.truth).mean()
     assert (labels == scene.truth).mean() > before + 0.1
 

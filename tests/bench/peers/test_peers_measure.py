@@ -8,22 +8,22 @@ from peer_fakes import COMPILING, Fake
 
 import proxfield as pf
 from proxfield.bench.peers import measure
-from proxfield.bench.peers.base import Answer, LogZKind, Peer, Task
-from proxfield.bench.peers.measure import Case, answer, make_record, run_cases, scene_cases
+from proxfield.bench.peers.base import Answer, LogZKind, Peer, Question
+from proxfield.bench.peers.measure import PeerCase, answer, make_record, run_cases, scene_cases
 from proxfield.bench.peers.models import generated_models
 from proxfield.bench.peers.scenes import make_scene
 from proxfield.bench.peers.tables import make_tables
 from proxfield.bench.suites import Reference
 
 
-def coin(task: Task = Task.INFERENCE, name: str = "coin") -> Case:
+def coin(task: Question = Question.INFERENCE, name: str = "coin") -> PeerCase:
     """Two variables; the first is 1 three times as often as 0. The best labelling is (1, 0)."""
     field = pf.Field(2, n_labels=2).add(pf.Unary([[np.log(3), 0.0], [0.0, 0.0]]))
     exact = Reference(float(np.log(8 / 3)), np.array([0.25, 0.75, 0.5, 0.5]))
-    return Case(task, "coins", name, field, exact if task is Task.INFERENCE else 0.0)
+    return PeerCase(task, "coins", name, field, exact if task is Question.INFERENCE else 0.0)
 
 
-def record_of(mode: str, case: Case) -> dict[str, object]:
+def record_of(mode: str, case: PeerCase) -> dict[str, object]:
     peer = Fake(mode)
     return make_record(peer, case, answer(peer, case.task, case.problem, 1.0))
 
@@ -53,7 +53,7 @@ def test_an_upper_bound_lies_above() -> None:
 
 
 def test_labellings_are_compared_with_the_best() -> None:
-    record = record_of("answers", coin(Task.MAP))
+    record = record_of("answers", coin(Question.MAP))
     assert record["energy_gap"] == pytest.approx(np.log(3))
     assert (record["optimal"], record["proved"]) == (False, False)
 
@@ -75,7 +75,7 @@ def test_failures_are_recorded(mode: str, status: str, why: str) -> None:
 def test_only_peers_that_compile_run_twice() -> None:
     for compiles, calls in ((False, 1), (True, 2)):
         peer = Fake("answers", compiles)
-        answer(peer, Task.INFERENCE, coin().problem, 1.0)
+        answer(peer, Question.INFERENCE, coin().problem, 1.0)
         assert peer.calls == calls
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from proxfield.bench.peers.output import as_markdown
-from proxfield.bench.peers.tables import Table, make_tables
+from proxfield.bench.peers.tables import TextTable, make_tables
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "benchmarks" / "which-tool.md"
@@ -24,13 +24,13 @@ SHOWN = {
 
 
 @pytest.fixture(scope="module")
-def stored() -> dict[str, Table]:
+def stored() -> dict[str, TextTable]:
     runs = json.loads(RESULTS.read_text(encoding="utf-8"))["runs"]
     return {table.title: table for table in make_tables(runs)}
 
 
 @pytest.mark.parametrize("heading", SHOWN)
-def test_tables_of_the_page(heading: str, stored: dict[str, Table]) -> None:
+def test_tables_of_the_page(heading: str, stored: dict[str, TextTable]) -> None:
     section = PAGE.read_text(encoding="utf-8").split(f"\n## {heading}\n")[1].split("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("|")]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from proxfield.core.common.extras import install_hint
 
 
-class Task(str, Enum):
+class Question(str, Enum):
     """What a peer is asked for."""
 
     INFERENCE = "inference"
@@ -73,19 +73,19 @@ class Peer:
     """
 
     name: str
-    tasks: tuple[Task, ...]
+    tasks: tuple[Question, ...]
     method: str
     package: str | None = None
     module: str | None = None
     install: str | None = None
     compiles: bool = False
 
-    def prepare(self, task: Task, problem: Any, budget: float) -> Run:
+    def prepare(self, task: Question, problem: Any, budget: float) -> Run:
         """Build the tool's own model.
 
         Args:
             task: One of ``tasks``.
-            problem: A `Field`; for `Task.DENSE`, a `Scene`.
+            problem: A `Field`; for `Question.DENSE`, a `NoisyScene`.
             budget: Time budget in seconds, for tools that can use one.
 
         Returns:

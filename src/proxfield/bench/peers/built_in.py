@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from proxfield.bench.peers.base import Answer, LogZKind, Peer, Run, Task
+from proxfield.bench.peers.base import Answer, LogZKind, Peer, Question, Run
 from proxfield.bench.peers.elimination import Elimination
 from proxfield.bench.peers.graph import factor_graph
 from proxfield.bench.peers.scenes import UPDATES
@@ -33,7 +33,7 @@ def _request(rule: str | Rule, budget: float | None, tol: float = 1e-6) -> Reque
 class MeanField(Peer):
     """One of proxfield's rules; auto gets the time budget, others run until they converge."""
 
-    tasks = (Task.INFERENCE,)
+    tasks = (Question.INFERENCE,)
     compiles = True
 
     def __init__(self, rule: str) -> None:
@@ -41,7 +41,7 @@ class MeanField(Peer):
         self.name = f"proxfield {rule}"
         self.method = f"mean field, rule {rule}"
 
-    def prepare(self, task: Task, problem: Any, budget: float) -> Run:
+    def prepare(self, task: Question, problem: Any, budget: float) -> Run:
         request = _request(self.rule, budget if self.rule == "auto" else None)
         return lambda: _answer(infer_one(problem, request, request.open(problem)))
 
@@ -50,11 +50,11 @@ class Modes(Peer):
     """A mixture of up to 16 mean fields."""
 
     name = "proxfield modes=16"
-    tasks = (Task.INFERENCE,)
+    tasks = (Question.INFERENCE,)
     method = "mixture of mean fields"
     compiles = True
 
-    def prepare(self, task: Task, problem: Any, budget: float) -> Run:
+    def prepare(self, task: Question, problem: Any, budget: float) -> Run:
         request = _request("auto", budget)
         return lambda: _answer(infer_modes(problem, request, request.open(problem), 16))
 
@@ -73,30 +73,30 @@ class ExactElimination(Peer):
     """The reference itself: its time is that of plain numpy."""
 
     name = "exact elimination"
-    tasks = (Task.INFERENCE, Task.MAP)
+    tasks = (Question.INFERENCE, Question.MAP)
     method = "variable elimination in numpy, built in"
 
-    def prepare(self, task: Task, problem: Any, budget: float) -> Run:
+    def prepare(self, task: Question, problem: Any, budget: float) -> Run:
         graph = factor_graph(problem)
 
         def run() -> Answer:
             exact = Elimination(graph)
-            if task is Task.MAP:
+            if task is Question.MAP:
                 return Answer(labels=exact.best_labels(), proved=True)
             return Answer(exact.marginals(), exact.log_z, LogZKind.EXACT)
 
         return run
 
 
-class MapChains(Peer):
+class MapPeer(Peer):
     """The search for the labelling of lowest energy."""
 
     name = "proxfield map"
-    tasks = (Task.MAP,)
+    tasks = (Question.MAP,)
     method = "chains at falling temperatures"
     compiles = True
 
-    def prepare(self, task: Task, problem: Any, budget: float) -> Run:
+    def prepare(self, task: Question, problem: Any, budget: float) -> Run:
         def run() -> Answer:
             result = answer(problem, _request(MapSearch(), budget, tol=0.0))
             return Answer(labels=result.labels, proved=result.status is MapStatus.OPTIMAL)
@@ -108,11 +108,11 @@ class Dense(Peer):
     """The dense CRF of images."""
 
     name = "proxfield DenseCRF"
-    tasks = (Task.DENSE,)
+    tasks = (Question.DENSE,)
     method = "mean field, permutohedral lattice"
     compiles = True
 
-    def prepare(self, task: Task, problem: Any, budget: float) -> Run:
+    def prepare(self, task: Question, problem: Any, budget: float) -> Run:
         def run() -> Answer:
             crf = DenseCRF(problem.image, problem.probabilities, **problem.settings)
             result = crf.infer(max_iters=UPDATES, tol=None, threads=1)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from proxfield.bench.peers.base import Answer, LogZKind, Peer, Run, Task
+from proxfield.bench.peers.base import Answer, LogZKind, Peer, Question, Run
 from proxfield.bench.peers.graph import FactorGraph, factor_graph
 from proxfield.errors import UnsupportedError
 
@@ -50,17 +50,17 @@ class TreeDecomposition(Dwave):
     """Exact, where the treewidth is small."""
 
     name = "dwave tree"
-    tasks = (Task.INFERENCE, Task.MAP)
+    tasks = (Question.INFERENCE, Question.MAP)
     method = "tree decomposition"
 
-    def prepare(self, task: Task, problem: Any, budget: float) -> Run:
+    def prepare(self, task: Question, problem: Any, budget: float) -> Run:
         from dwave.samplers import TreeDecompositionSampler, TreeDecompositionSolver
 
         graph = factor_graph(problem)
         model = build(graph)
 
         def run() -> Answer:
-            if task is Task.MAP:
+            if task is Question.MAP:
                 best = TreeDecompositionSolver().sample(model).first.sample
                 labels = [best[v] for v in range(graph.n_vars)]
                 return Answer(labels=graph.expand_labels(labels), proved=True)
@@ -77,10 +77,10 @@ class Annealing(Dwave):
     """Simulated annealing."""
 
     name = "dwave annealing"
-    tasks = (Task.MAP,)
+    tasks = (Question.MAP,)
     method = f"simulated annealing, {READS} reads of {SWEEPS} sweeps"
 
-    def prepare(self, task: Task, problem: Any, budget: float) -> Run:
+    def prepare(self, task: Question, problem: Any, budget: float) -> Run:
         from dwave.samplers import SimulatedAnnealingSampler
 
         graph = factor_graph(problem)

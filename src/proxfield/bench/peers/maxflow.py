@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from proxfield.bench.peers.base import Answer, Peer, Run, Task
+from proxfield.bench.peers.base import Answer, Peer, Question, Run
 from proxfield.bench.peers.graph import factor_graph
 from proxfield.errors import UnsupportedError
 
@@ -15,12 +15,12 @@ class GraphCut(Peer):
     """The minimum cut of a submodular energy."""
 
     name = "PyMaxflow"
-    tasks = (Task.MAP,)
+    tasks = (Question.MAP,)
     method = "graph cut"
     package = "PyMaxflow"
     module = "maxflow"
 
-    def prepare(self, task: Task, problem: Any, budget: float) -> Run:
+    def prepare(self, task: Question, problem: Any, budget: float) -> Run:
         import maxflow
 
         graph = factor_graph(problem)

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import psutil
 
-from proxfield.bench.peers.base import Answer, LogZKind, Peer, Task
+from proxfield.bench.peers.base import Answer, LogZKind, Peer, Question
 from proxfield.bench.peers.models import best_energy
-from proxfield.bench.peers.scenes import VOID, Scene, exact_labels
+from proxfield.bench.peers.scenes import VOID, NoisyScene, exact_labels
 from proxfield.bench.suites import Instance, Reference
 from proxfield.core.common.records import Record
 from proxfield.core.jobs.processes import THREAD_VARIABLES
@@ -46,19 +46,19 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Case:
+class PeerCase:
     """One question: a task and what it is about.
 
     Attributes:
         task: The task.
         suite: The family of the model, or the set of the image.
         name: Its name.
-        problem: A `Field` or a `Scene`.
+        problem: A `Field` or a `NoisyScene`.
         reference: Exact log Z and marginals, the lowest energy, or exactly computed labels.
         slack: Rounding of the reference's log Z, relative to 1 + |log Z|.
     """
 
-    task: Task
+    task: Question
     suite: str
     name: str
     problem: Any
@@ -66,31 +66,39 @@ class Case:
     slack: float = SLACK
 
 
-def model_cases(instances: Sequence[Instance], tasks: Sequence[Task], slack: float) -> list[Case]:
+def model_cases(
+    instances: Sequence[Instance], tasks: Sequence[Question], slack: float
+) -> list[PeerCase]:
     """The cases of some models with exact answers."""
     out = []
     for instance in instances:
         field = instance.make()
-        if Task.INFERENCE in tasks and instance.reference is not None:
+        if Question.INFERENCE in tasks and instance.reference is not None:
             exact = instance.reference()
-            out.append(Case(Task.INFERENCE, instance.suite, instance.name, field, exact, slack))
-        if Task.MAP in tasks:
+            out.append(
+                PeerCase(Question.INFERENCE, instance.suite, instance.name, field, exact, slack)
+            )
+        if Question.MAP in tasks:
             energy = best_energy(field)
             if energy is not None:
-                out.append(Case(Task.MAP, instance.suite, instance.name, field, energy))
+                out.append(PeerCase(Question.MAP, instance.suite, instance.name, field, energy))
     return out
 
 
-def scene_cases(scenes: Sequence[Scene]) -> list[Case]:
+def scene_cases(scenes: Sequence[NoisyScene]) -> list[PeerCase]:
     """The cases of some images."""
-    return [Case(Task.DENSE, s.suite, s.name, s, exact_labels(s)) for s in scenes]
+    return [PeerCase(Question.DENSE, s.suite, s.name, s, exact_labels(s)) for s in scenes]
 
 
 # ---- the process of a peer ----
 
 
 def answer(
-    peer: Peer, task: Task, problem: Any, budget: float, warmed: Callable[[], None] = lambda: None
+    peer: Peer,
+    task: Question,
+    problem: Any,
+    budget: float,
+    warmed: Callable[[], None] = lambda: None,
 ) -> Record:
     """Ask a peer once, in this process: its answer and the CPU seconds of a warm run.
 
@@ -137,7 +145,7 @@ class Process:
         self._process: Any = None
         self._connection: Any = None
 
-    def ask(self, task: Task, problem: Any, budget: float) -> Record:
+    def ask(self, task: Question, problem: Any, budget: float) -> Record:
         """As `answer`; a record with a status where there is none."""
         try:
             if self._process is None and not self._start():
@@ -197,7 +205,7 @@ class Process:
 
 
 def run_cases(
-    peers: Sequence[Peer], cases: Sequence[Case], budget: float, timeout: float, tell: Tell
+    peers: Sequence[Peer], cases: Sequence[PeerCase], budget: float, timeout: float, tell: Tell
 ) -> list[Record]:
     """All peers on all cases that they can do.
 
@@ -214,7 +222,7 @@ def run_cases(
     out = []
     for peer in peers:
         process = Process(peer, timeout)
-        late: Counter[tuple[Task, str]] = Counter()
+        late: Counter[tuple[Question, str]] = Counter()
         try:
             for case in cases:
                 if case.task not in peer.tasks:
@@ -232,7 +240,7 @@ def run_cases(
     return out
 
 
-def make_record(peer: Peer, case: Case, said: Record) -> Record:
+def make_record(peer: Peer, case: PeerCase, said: Record) -> Record:
     """One run as numbers."""
     record: Record = {
         "peer": peer.name, "task": case.task.value, "suite": case.suite, "name": case.name
@@ -247,7 +255,7 @@ def make_record(peer: Peer, case: Case, said: Record) -> Record:
     return record
 
 
-def _score_inference(case: Case, found: Answer) -> Record:
+def _score_inference(case: PeerCase, found: Answer) -> Record:
     exact: Reference = case.reference
     out: Record = {}
     if found.marginals is not None and exact.marginals is not None:
@@ -269,7 +277,7 @@ def _score_inference(case: Case, found: Answer) -> Record:
     return out
 
 
-def _score_map(case: Case, found: Answer) -> Record:
+def _score_map(case: PeerCase, found: Answer) -> Record:
     assert found.labels is not None
     gap = float(case.problem.energy(found.labels) - case.reference)
     if not np.isfinite(gap):
@@ -278,9 +286,9 @@ def _score_map(case: Case, found: Answer) -> Record:
     return {"energy_gap": gap, "optimal": optimal, "proved": found.proved}
 
 
-def _score_dense(case: Case, found: Answer) -> Record:
+def _score_dense(case: PeerCase, found: Answer) -> Record:
     assert found.labels is not None
-    scene: Scene = case.problem
+    scene: NoisyScene = case.problem
     n_labels = scene.probabilities.shape[2]
     truth = np.where((scene.truth == VOID) | (scene.truth >= n_labels), UNLABELLED, scene.truth)
     counts = count_regions(truth, found.labels, n_labels)
@@ -297,8 +305,8 @@ def _score_dense(case: Case, found: Answer) -> Record:
     return out
 
 
-_SCORES: dict[Task, Callable[[Case, Answer], Record]] = {
-    Task.INFERENCE: _score_inference,
-    Task.MAP: _score_map,
-    Task.DENSE: _score_dense,
+_SCORES: dict[Question, Callable[[PeerCase, Answer], Record]] = {
+    Question.INFERENCE: _score_inference,
+    Question.MAP: _score_map,
+    Question.DENSE: _score_dense,
 }

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from proxfield.bench.machine import metadata
 from proxfield.bench.peers.base import Peer
-from proxfield.bench.peers.tables import Table, make_tables
+from proxfield.bench.peers.tables import TextTable, make_tables
 from proxfield.core.common.records import Record
 
 COLUMNS = (
@@ -73,7 +73,7 @@ def as_markdown(results: Record) -> str:
     return "\n".join(parts) + "\n"
 
 
-def markdown_table(table: Table) -> str:
+def markdown_table(table: TextTable) -> str:
     """One table as Markdown."""
     rows = [table.header, tuple("---" for _ in table.header), *table.rows]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
@@ -114,7 +114,7 @@ def _about(results: Record) -> list[tuple[str, str]]:
     ]
 
 
-def _peers(results: Record) -> Table:
+def _peers(results: Record) -> TextTable:
     rows = [(p["name"], p["method"], str(p["version"])) for p in results["peers"]]
     rows += [(p["name"], "not installed", p["install"]) for p in results["missing"]]
-    return Table("Tools", ("name", "method", "version"), tuple(rows))
+    return TextTable("Tools", ("name", "method", "version"), tuple(rows))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from proxfield.bench.peers.base import Answer, Peer, Run, Task
+from proxfield.bench.peers.base import Answer, Peer, Question, Run
 from proxfield.bench.peers.graph import FactorGraph, factor_graph
 
 ITERATIONS = 200
@@ -23,28 +23,28 @@ class PGMax(Peer):
     """Sum-product for marginals, max-product for labellings."""
 
     name = "PGMax BP"
-    tasks = (Task.INFERENCE, Task.MAP)
+    tasks = (Question.INFERENCE, Question.MAP)
     method = f"loopy belief propagation, damping {DAMPING}"
     package = "pgmax"
     module = "pgmax"
     install = 'pip install --no-deps pgmax && pip install "jax<0.5" joblib matplotlib tqdm'
     compiles = True
 
-    def prepare(self, task: Task, problem: Any, budget: float) -> Run:
+    def prepare(self, task: Question, problem: Any, budget: float) -> Run:
         import jax
         from pgmax import infer
 
         graph = factor_graph(problem)
         bp, arrays, variables = build(graph)
         settings = {"num_iters": ITERATIONS, "damping": DAMPING}
-        settings["temperature"] = 0.0 if task is Task.MAP else 1.0
+        settings["temperature"] = 0.0 if task is Question.MAP else 1.0
         passes = jax.jit(lambda start: bp.run_with_diffs(start, **settings))
 
         def run() -> Answer:
             found, changes = passes(arrays)
             beliefs = bp.get_beliefs(found)
             converged = bool(np.asarray(changes)[-1] < TOLERANCE)
-            if task is Task.MAP:
+            if task is Question.MAP:
                 labels = np.asarray(infer.decode_map_states(beliefs)[variables])
                 return Answer(labels=graph.expand_labels(labels), converged=converged)
             q = np.asarray(infer.get_marginals(beliefs)[variables], dtype=np.float64)

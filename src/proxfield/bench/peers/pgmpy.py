@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from proxfield.bench.peers.base import Answer, Peer, Run, Task
+from proxfield.bench.peers.base import Answer, Peer, Question, Run
 from proxfield.bench.peers.graph import factor_graph
 
 
@@ -19,13 +19,13 @@ class Pgmpy(Peer):
     """Asks for every variable; results of Markov networks come unnormalized."""
 
     name = "pgmpy VE"
-    tasks = (Task.INFERENCE,)
+    tasks = (Question.INFERENCE,)
     method = "variable elimination, one query per variable"
     package = "pgmpy"
     module = "pgmpy"
     install = "pip install pgmpy"
 
-    def prepare(self, task: Task, problem: Any, budget: float) -> Run:
+    def prepare(self, task: Question, problem: Any, budget: float) -> Run:
         from pgmpy.factors.discrete import DiscreteFactor
         from pgmpy.inference import VariableElimination
         from pgmpy.models import DiscreteMarkovNetwork

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from proxfield.bench.peers.base import Answer, Peer, Run, Task
+from proxfield.bench.peers.base import Answer, Peer, Question, Run
 from proxfield.bench.peers.graph import factor_graph
 
 
@@ -14,12 +14,12 @@ class ShaferShenoy(Peer):
     """Exact marginals of Markov random fields."""
 
     name = "pyAgrum"
-    tasks = (Task.INFERENCE,)
+    tasks = (Question.INFERENCE,)
     method = "junction tree (Shafer-Shenoy)"
     package = "pyAgrum"
     module = "pyagrum"
 
-    def prepare(self, task: Task, problem: Any, budget: float) -> Run:
+    def prepare(self, task: Question, problem: Any, budget: float) -> Run:
         import pyagrum
 
         graph = factor_graph(problem)

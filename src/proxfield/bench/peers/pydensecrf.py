@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from proxfield.bench.peers.base import Answer, Peer, Run, Task
+from proxfield.bench.peers.base import Answer, Peer, Question, Run
 from proxfield.bench.peers.scenes import UPDATES
 
 
@@ -14,13 +14,13 @@ class Pydensecrf(Peer):
     """Mean field with a permutohedral lattice, in C++."""
 
     name = "pydensecrf"
-    tasks = (Task.DENSE,)
+    tasks = (Question.DENSE,)
     method = "mean field, permutohedral lattice"
     package = "pydensecrf2"
     module = "pydensecrf"
     install = "pip install pydensecrf2"
 
-    def prepare(self, task: Task, problem: Any, budget: float) -> Run:
+    def prepare(self, task: Question, problem: Any, budget: float) -> Run:
         from pydensecrf import densecrf
 
         height, width, n_labels = problem.probabilities.shape

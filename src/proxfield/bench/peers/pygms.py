@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from proxfield.bench.peers.base import Answer, LogZKind, Peer, Run, Task
+from proxfield.bench.peers.base import Answer, LogZKind, Peer, Question, Run
 from proxfield.bench.peers.graph import FactorGraph, factor_graph
 
 ITERATIONS = 50
@@ -43,7 +43,7 @@ def build(graph: FactorGraph) -> tuple[Any, list[Any], float]:
 class PyGMs(Peer):
     """What all of pyGMs shares."""
 
-    tasks = (Task.INFERENCE,)
+    tasks = (Question.INFERENCE,)
     package = "pygms"
     module = "pygms"
 
@@ -54,7 +54,7 @@ class MessagePassing(PyGMs):
     function: str
     kind: LogZKind
 
-    def prepare(self, task: Task, problem: Any, budget: float) -> Run:
+    def prepare(self, task: Question, problem: Any, budget: float) -> Run:
         from pygms import messagepass
 
         graph = factor_graph(problem)
@@ -92,7 +92,7 @@ class MiniBuckets(PyGMs):
     name = "pyGMs WMB"
     method = f"weighted mini-buckets, iBound {CLIQUE_SIZE}"
 
-    def prepare(self, task: Task, problem: Any, budget: float) -> Run:
+    def prepare(self, task: Question, problem: Any, budget: float) -> Run:
         from pygms.wmb import WMB
 
         graph = factor_graph(problem)
@@ -115,7 +115,7 @@ class JunctionTree(PyGMs):
     name = "pyGMs JTree"
     method = "junction tree"
 
-    def prepare(self, task: Task, problem: Any, budget: float) -> Run:
+    def prepare(self, task: Question, problem: Any, budget: float) -> Run:
         import pygms
         from pygms.wmb import JTree
 

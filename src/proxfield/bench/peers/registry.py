@@ -22,7 +22,7 @@ PEERS: tuple[Peer, ...] = (
     *(built_in.MeanField(rule) for rule in ("fixed", "sweep", "auto")),
     built_in.Modes(),
     built_in.ExactElimination(),
-    built_in.MapChains(),
+    built_in.MapPeer(),
     pgmax.PGMax(),
     pygms.LoopyBP(),
     pygms.NaiveMeanField(),

@@ -31,7 +31,7 @@ VOID = 255
 
 
 @dataclass(frozen=True)
-class Scene:
+class NoisyScene:
     """An image, what a classifier says about it, and the truth.
 
     Attributes:
@@ -51,7 +51,7 @@ class Scene:
     settings: dict[str, Any]
 
 
-def make_scene(width: int, height: int, n_labels: int = 5, seed: int = 0) -> Scene:
+def make_scene(width: int, height: int, n_labels: int = 5, seed: int = 0) -> NoisyScene:
     """Colored regions with shading and noise; a classifier that is unsure and blurred at borders.
 
     Example:
@@ -75,10 +75,10 @@ def make_scene(width: int, height: int, n_labels: int = 5, seed: int = 0) -> Sce
     p /= p.sum(axis=-1, keepdims=True)
     pixels = np.clip(image, 0, 255).astype(np.uint8)
     name = f"{width}x{height}, seed {seed}"
-    return Scene("generated", name, pixels, p.astype(np.float32), truth, SETTINGS)
+    return NoisyScene("generated", name, pixels, p.astype(np.float32), truth, SETTINGS)
 
 
-def generated_scenes(quick: bool) -> list[Scene]:
+def generated_scenes(quick: bool) -> list[NoisyScene]:
     """The images of the benchmark: small ones, and unless it must be quick some of 480 × 360."""
     if quick:
         return [make_scene(40, 30)]
@@ -86,7 +86,7 @@ def generated_scenes(quick: bool) -> list[Scene]:
     return [*small, *(make_scene(480, 360, seed=seed) for seed in range(3))]
 
 
-def read_scenes(folder: str) -> list[Scene]:
+def read_scenes(folder: str) -> list[NoisyScene]:
     """Scenes from a folder of ``.npz`` files with the arrays image, probabilities and truth.
 
     Raises:
@@ -101,7 +101,7 @@ def read_scenes(folder: str) -> list[Scene]:
     return [_read_scene(path) for path in paths]
 
 
-def _read_scene(path: Path) -> Scene:
+def _read_scene(path: Path) -> NoisyScene:
     name = display_name(path)
     with naming_damage(name), np.load(path, allow_pickle=False) as data:
         missing = {"image", "probabilities", "truth"} - set(data.files)
@@ -119,10 +119,10 @@ def _read_scene(path: Path) -> Scene:
             path=name,
         )
     labels = truth.astype(np.int64)
-    return Scene(path.parent.name, path.stem, image, p.astype(np.float32), labels, SETTINGS)
+    return NoisyScene(path.parent.name, path.stem, image, p.astype(np.float32), labels, SETTINGS)
 
 
-def exact_labels(scene: Scene) -> NDArray[np.int64] | None:
+def exact_labels(scene: NoisyScene) -> NDArray[np.int64] | None:
     """The labels that the same updates give with sums over all pairs; None for large images."""
     if scene.truth.size > EXACT_PIXELS:
         return None

@@ -13,7 +13,7 @@ MISSING = "–"
 
 
 @dataclass(frozen=True)
-class Table:
+class TextTable:
     """A title, a header and rows of text."""
 
     title: str
@@ -21,7 +21,7 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
 
 
-def make_tables(records: Sequence[Record]) -> list[Table]:
+def make_tables(records: Sequence[Record]) -> list[TextTable]:
     """Everything that was measured.
 
     Example:
@@ -61,7 +61,7 @@ def _by_family(
     key: str,
     show: Callable[[float], str],
     average: Callable[[list[float]], object] = np.mean,
-) -> Table:
+) -> TextTable:
     """A row per family, a column per peer that has the number somewhere."""
     peers = [
         p for p in _unique(records, "peer") if any(key in r for r in records if r["peer"] == p)
@@ -78,10 +78,10 @@ def _by_family(
             failed = len(runs) - len(values)
             cells.append(f"{text} ({len(values)}/{len(runs)})" if values and failed else text)
         rows.append((f"{family} ({count})", *cells))
-    return Table(title, ("family (models)", *peers), tuple(rows))
+    return TextTable(title, ("family (models)", *peers), tuple(rows))
 
 
-def _outcomes(title: str, records: Sequence[Record]) -> Table:
+def _outcomes(title: str, records: Sequence[Record]) -> TextTable:
     rows = []
     for peer in _unique(records, "peer"):
         runs = [r for r in records if r["peer"] == peer]
@@ -98,10 +98,10 @@ def _outcomes(title: str, records: Sequence[Record]) -> Table:
             )
         )
     header = ("peer", "runs", "answered", "unsupported", "failed", "converged", "log Z", "valid")
-    return Table(title, header, tuple(rows))
+    return TextTable(title, header, tuple(rows))
 
 
-def _optima(title: str, records: Sequence[Record]) -> Table:
+def _optima(title: str, records: Sequence[Record]) -> TextTable:
     rows = []
     for peer in _unique(records, "peer"):
         runs = [r for r in records if r["peer"] == peer]
@@ -109,7 +109,7 @@ def _optima(title: str, records: Sequence[Record]) -> Table:
         proved = sum(bool(r.get("proved")) for r in runs)
         rows.append((peer, *(str(n) for n in _counts(runs)), str(best), str(proved)))
     header = ("peer", "runs", "answered", "unsupported", "failed", "optimal", "proved")
-    return Table(title, header, tuple(rows))
+    return TextTable(title, header, tuple(rows))
 
 
 def _counts(runs: Sequence[Record]) -> tuple[int, int, int, int]:
@@ -119,7 +119,7 @@ def _counts(runs: Sequence[Record]) -> tuple[int, int, int, int]:
     return len(runs), ok, no, len(runs) - ok - no
 
 
-def _images(title: str, records: Sequence[Record]) -> Table:
+def _images(title: str, records: Sequence[Record]) -> TextTable:
     """Mean IoU over each set of images of one size, from counts added up, as is usual."""
     from proxfield.images.metrics import accuracy, mean_iou
 
@@ -148,7 +148,7 @@ def _images(title: str, records: Sequence[Record]) -> Table:
                     )
                 )
     header = ("images", "peer", "mean IoU", "accuracy", "agreement", "CPU s")
-    return Table(title, header, tuple(rows))
+    return TextTable(title, header, tuple(rows))
 
 
 def _unique(records: Sequence[Record], key: str) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from proxfield.bench.peers.base import Answer, Peer, Run, Task
+from proxfield.bench.peers.base import Answer, Peer, Question, Run
 from proxfield.bench.peers.graph import factor_graph
 from proxfield.errors import UnsupportedError
 
@@ -21,12 +21,12 @@ class Toulbar2(Peer):
     """Exact optimization with a time limit."""
 
     name = "toulbar2"
-    tasks = (Task.MAP,)
+    tasks = (Question.MAP,)
     method = "branch and bound with soft local consistency"
     package = "pytoulbar2"
     module = "pytoulbar2"
 
-    def prepare(self, task: Task, problem: Any, budget: float) -> Run:
+    def prepare(self, task: Question, problem: Any, budget: float) -> Run:
         import pytoulbar2
 
         graph = factor_graph(problem)

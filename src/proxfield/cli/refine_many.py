@@ -1,18 +1,40 @@
-"""The work of ``proxfield refine``: many images, several at once, and memory for them."""
+"""Many images of ``proxfield refine``: several at once, memory for them, and the pipeline of a GPU.
+
+A GPU refines an image faster than a file is decoded or written. So threads read some images ahead
+and build their fields, and others write, while this thread computes one after the other. Records
+come in the order of the images; an image that fails has its error in its record, as everywhere.
+"""
 
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from importlib import import_module
+from itertools import islice
 
 from proxfield.cli.progress import Counter
 from proxfield.cli.refine_files import Pair
-from proxfield.cli.refine_one import Work, refine_one
-from proxfield.core.common.interrupts import deferred
+from proxfield.cli.refine_one import (
+    ImageWork,
+    PairInputs,
+    RefinedImage,
+    build_one,
+    compute_one,
+    new_record,
+    read_one,
+    refine_one,
+    with_failures,
+    write_one,
+)
+from proxfield.core.common import memory
+from proxfield.core.common.cores import available_cores
+from proxfield.core.common.memory import human_bytes
 from proxfield.core.common.records import Record
+from proxfield.core.devices.base import find
 from proxfield.core.jobs import import_joblib, open_workers
+from proxfield.images.densecrf import DenseCRF
 from proxfield.io import npy
 from proxfield.io.files import display_name, ending
 from proxfield.io.images import ARRAYS, PICTURES, import_pillow
@@ -26,6 +48,12 @@ PIXEL_BYTES = 650
 PROCESS_BYTES = 300 * 2**20
 """Memory that an image takes for each pixel and label, for each pixel, and in any case: measured
 on images of 0.3 megapixels with 3 and with 21 labels."""
+
+
+Read = tuple[PairInputs, DenseCRF]
+"""What the files of one pair hold, and the field of it."""
+MAX_THREADS = 8
+"""Maximum number of threads that read, and that write."""
 
 
 # ---- memory ----
@@ -60,10 +88,8 @@ def stored_shape(path: AnyPath) -> tuple[int, ...]:
 
 def affordable_jobs(wanted: int, pairs: Sequence[Pair], n_labels: int | None) -> tuple[int, str]:
     """How many images to refine at once, and why if these are fewer than wanted."""
-    from proxfield.core.common.memory import available_memory, human_bytes
-
     jobs = max(1, min(wanted, len(pairs)))
-    left = available_memory()
+    left = memory.available_memory()
     if jobs == 1 or left is None:
         return jobs, ""
     largest = sorted(pairs, key=lambda pair: pair.unary.stat().st_size)[-SAMPLED_FILES:]
@@ -81,7 +107,7 @@ def affordable_jobs(wanted: int, pairs: Sequence[Pair], n_labels: int | None) ->
 
 
 def run_all(
-    pairs: Sequence[Pair], work: Work, jobs: int | None, display: Counter
+    pairs: Sequence[Pair], work: ImageWork, jobs: int | None, display: Counter
 ) -> Iterator[Record]:
     """The records of all images, as they are finished.
 
@@ -97,8 +123,6 @@ def run_all(
     # the first image compiles what is missing: once, not in every process
     alone = len(pairs) if jobs == 1 else 1 if jobs is not None and len(pairs) > jobs else 0
     if alone:
-        with deferred():  # numba, cut off while it is imported, may swallow Ctrl-C
-            import_module("proxfield.images.densecrf")
         with display.announcing_compilation():
             for pair in pairs[:alone]:
                 display.working(pair.image.name)
@@ -121,20 +145,15 @@ def has_relative_path(pair: Pair) -> bool:
     return any(path is not None and not path.is_absolute() for path in paths)
 
 
-def on_gpu(work: Work) -> bool:
+def on_gpu(work: ImageWork) -> bool:
     """Whether images are computed on a device of their own, beside which the host is idle."""
-    from proxfield.core.devices.base import find
-
     return find(work.run["device"]).separate
 
 
-def run_on_gpu(pairs: Sequence[Pair], work: Work, display: Counter) -> Iterator[Record]:
+def run_on_gpu(pairs: Sequence[Pair], work: ImageWork, display: Counter) -> Iterator[Record]:
     """The same on a GPU, with files read and written meanwhile."""
-    from proxfield.cli.refine_pipeline import run_pipeline, threads_for
     from proxfield.core.devices.cuda import torch
 
-    with deferred():
-        import_module("proxfield.images.densecrf")
     torch.set_num_threads(1)  # copies by many threads wait for cores that readers and writers use
     ahead, _ = affordable_jobs(2 * threads_for(len(pairs)), pairs, None)
     # readers switch warnings off and on, which threads can't do each for itself
@@ -158,3 +177,83 @@ def check_packages(pairs: Sequence[Pair], jobs: int | None) -> None:
         import_pillow()
     if kinds & {*NIFTI}:
         import_nibabel()
+
+
+# ---- on a GPU ----
+
+
+def threads_for(images: int) -> int:
+    """Threads that read, and as many that write.
+
+    Example:
+        >>> threads_for(1)
+        1
+    """
+    return max(1, min(MAX_THREADS, available_cores() // 2, images))
+
+
+def run_pipeline(
+    pairs: Sequence[Pair], work: ImageWork, ahead: int, display: Counter
+) -> Iterator[Record]:
+    """The records of all images, in their order.
+
+    Args:
+        pairs: The files.
+        work: What to do with them; they are computed in this thread.
+        ahead: Maximum number of images that are read but not computed yet, and likewise of those
+            that wait to be written.
+        display: Shows which one is computed.
+    """
+    count = max(1, min(threads_for(len(pairs)), ahead))
+    readers, writers = ThreadPoolExecutor(count), ThreadPoolExecutor(count)
+    todo = iter(pairs)
+    reading: deque[tuple[Pair, Record, Future[Read | None]]] = deque()
+    writing: deque[tuple[Record, Future[None] | None]] = deque()
+    try:
+        while True:
+            for pair in islice(todo, max(0, ahead - len(reading))):
+                record = new_record(pair)
+                reading.append((pair, record, readers.submit(_read, pair, work, record)))
+            if reading:
+                pair, record, read = reading.popleft()
+                display.working(pair.image.name)
+                found = read.result()
+                wrote = None
+                if found is not None:
+                    inputs, crf = found
+                    step = partial(compute_one, pair, work, inputs, built=crf)
+                    refined: RefinedImage | None = with_failures(pair, record, step)
+                    if refined is not None:
+                        wrote = writers.submit(_write, pair, work, record, inputs, refined)
+                    del found, inputs, crf, step, refined  # freed before the next one is computed
+                writing.append((record, wrote))
+            elif not writing:
+                return
+            while writing and (_done(writing[0][1]) or len(writing) > ahead or not reading):
+                record, written = writing.popleft()
+                if written is not None:
+                    written.result()
+                yield record
+    finally:  # what is being written is written to the end, what waits is not begun
+        readers.shutdown(wait=False, cancel_futures=True)
+        writers.shutdown(wait=True, cancel_futures=True)
+
+
+def _done(written: Future[None] | None) -> bool:
+    return written is None or written.done()
+
+
+def _read(pair: Pair, work: ImageWork, record: Record) -> Read | None:
+    def step() -> Read:
+        inputs = read_one(pair, work, record["notes"])
+        return inputs, build_one(pair, work, inputs)
+
+    found: Read | None = with_failures(pair, record, step)
+    return found
+
+
+def _write(
+    pair: Pair, work: ImageWork, record: Record, inputs: PairInputs, refined: RefinedImage
+) -> None:
+    step = partial(write_one, pair, work, inputs, refined)
+    record.update(with_failures(pair, record, step) or {})

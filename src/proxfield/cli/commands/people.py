@@ -1,10 +1,18 @@
-"""The options of ``proxfield detect``."""
+"""Commands about people in cameras: what they take."""
 
 from __future__ import annotations
 
 import click
 
-from proxfield.cli.options import Decorator, device_option, jobs_options, stack
+from proxfield.cli.options import (
+    CommandWithRules,
+    Decorator,
+    device_option,
+    done_by,
+    jobs_options,
+    json_option,
+    stack,
+)
 
 PASSES = 25
 """The default of `Detector`, repeated here so that help needn't import it."""
@@ -190,3 +198,68 @@ run_options = stack(
     jobs_options("frame", parts=True),
     device_option,
 )
+
+
+@click.command(cls=CommandWithRules)
+@scene_options
+@mask_options
+@model_options
+@run_options
+@json_option
+@done_by("detect:detect")
+def detect() -> None:
+    """Find people on the ground, from masks of the foreground in several cameras.
+
+    The scene is a .pom file of the original occupancy-map program, or --calibration with --grid.
+    OUT gets detections.csv and .json (frame, x, y, score, location), frames.csv (status and F of
+    each frame) and a small file per frame, so that a run that was stopped goes on where it was. A
+    frame that can't be read is reported and passed over; the exit code is then 1.
+
+    \b
+    Examples:
+      proxfield detect scene.pom -o found
+      proxfield detect --calibration calibration.json --grid 0.25 --region 0,0,10,10 \\
+          --masks "masks/%c/{frame:05d}.png" --frames 0:99 --scale 0.5 --jobs 4 -o found
+      proxfield detect scene.pom --rule original --maps dat -o found
+    """
+
+
+@click.command()
+@click.argument("detections", metavar="DETECTIONS")
+@click.argument("truth", metavar="TRUTH")
+@click.option(
+    "--radius",
+    metavar="METERS",
+    type=float,
+    default=0.5,
+    show_default=True,
+    help="A detection matches a person who is closer than this.",
+)
+@click.option(
+    "--roi",
+    metavar='"X,Y X,Y X,Y …"|FILE',
+    help="Region of interest: corners of a polygon in meters. Detections and people outside are "
+    "dropped.",
+)
+@click.option(
+    "--frames",
+    metavar="FRAME|FIRST:LAST[:STEP]",
+    help="Compare these frames only, LAST included.  [default: all frames of TRUTH]",
+)
+@click.option(
+    "--min-score",
+    metavar="P",
+    type=float,
+    help="Drop detections of a lower score.",
+)
+@click.option("--per-frame", is_flag=True, help="Print a line for each frame too.")
+@click.option("-o", "--output", metavar="FILE", help="Write a line for each frame as CSV.")
+@json_option
+@done_by("evaluate:evaluate_files")
+def evaluate() -> None:
+    """Print MODA, MODP, precision and recall of DETECTIONS, given the TRUTH.
+
+    Both are .csv files (columns frame, x, y in meters) or .json files as `proxfield detect` writes
+    them, or annotations of WILDTRACK: a folder with a .json file per frame. All frames of TRUTH
+    count, also those without detections; detections in other frames are ignored.
+    """

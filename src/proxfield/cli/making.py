@@ -1,0 +1,117 @@
+"""The work of ``proxfield make``."""
+
+from __future__ import annotations
+
+import click
+
+from proxfield import generate
+from proxfield.cli.options import Options, split_names
+from proxfield.cli.progress import Display
+from proxfield.cli.shared import check_summary, check_target, show_summary
+from proxfield.field import Field
+from proxfield.io.folders import check_folder
+from proxfield.io.uai_write import format_model, write_model
+
+
+def grid(options: Options) -> None:
+    """Run ``make grid``."""
+    check(options)
+    same = options.pick("strength", "n_labels", "wrap", "seed")
+    sign = options.sign or "mixed"
+    write(generate.grid(options.rows, options.cols, sign=sign, **same), options)
+
+
+def rbm(options: Options) -> None:
+    """Run ``make rbm``."""
+    check(options)
+    same = options.pick("strength", "seed")
+    write(generate.rbm(options.visible, options.hidden, **same), options)
+
+
+def segmentation(options: Options) -> None:
+    """Run ``make segmentation``."""
+    check(options)
+    same = options.pick("strength", "noise", "seed")
+    write(generate.segmentation(options.regions, **same), options)
+
+
+def check(options: Options) -> None:
+    """Refuse a target that can't be written before making the model."""
+    check_summary(options.as_json, options.output, "the model")
+    if options.output != "-":
+        check_target(options.output, "-o")
+
+
+def write(field: Field, options: Options) -> None:
+    """The model as text, to a file (then with a summary on stdout) or to stdout."""
+    output = options.output
+    if output == "-":
+        click.echo(format_model(field), nl=False)
+        return
+    write_model(field, output)
+    count = int(field.cardinalities.max(initial=0))
+    made = {"n_vars": field.n_vars, "n_labels": count, "terms": list(field.kinds), "output": output}
+    show_summary(made, options.as_json)
+
+
+def people(options: Options) -> None:
+    """Run ``make people``."""
+    from proxfield.people.bodies import Noise
+    from proxfield.people.simulate import simulate, write_simulation
+
+    check_folder(options.folder)
+    noise = Noise(options.missing, options.speckle, options.blobs, options.soft)
+    same = options.pick("people", "cameras", "size", "spacing", "shape", "rate", "seed")
+    made = simulate(options.kind, noise=noise, **same)
+    write_simulation(made, options.folder, options.frames)
+    summary = {
+        "kind": options.kind,
+        "frames": options.frames,
+        "people": made.n_people,
+        "cameras": len(made.cameras),
+        "locations": made.scene.n_locations,
+        "output": options.folder,
+    }
+    show_summary(summary, options.as_json)
+
+
+def snakes(options: Options) -> None:
+    """Run ``make snakes``."""
+    from proxfield.learn.snakes import make_snakes, write_snakes
+
+    train, test, output = options.train, options.test, options.output
+    check_target(output, "OUT")
+    pictures, labels = make_snakes(train + test, options.seed)
+    parts = {
+        "train": (pictures[:train], labels[:train]),
+        "test": (pictures[train:], labels[train:]),
+    }
+    write_snakes(output, parts, options.seed)
+    pixels = sum(picture.size for picture in pictures)
+    summary = {"train": train, "test": test, "pixels": pixels, "output": output}
+    show_summary(summary, options.as_json)
+
+
+def characters(options: Options) -> None:
+    """Run ``make characters``."""
+    from proxfield.learn.character_files import write_characters
+    from proxfield.learn.characters import make_characters
+
+    train, test, held_out = options.train, options.test, options.held_out
+    names = None if options.fonts is None else split_names(options.fonts, "--fonts")
+    check_folder(options.folder)
+    total = train + test * (2 if held_out else 1)
+    same = options.pick("hole", "seed")
+    with Display() as display:
+        sets = make_characters(
+            train,
+            test,
+            fonts=names,
+            held_out=held_out,
+            progress=lambda k: display.phase(f"drawing {k} of {total} characters"),
+            **same,
+        )
+        write_characters(sets, options.folder, **same)
+    used = sorted(set(sets.train.fonts) | set(sets.test.fonts))
+    summary = {"train": train, "test": test, "held_out": held_out or "", "hole": options.hole}
+    show_summary({**summary, "fonts": used, "output": options.folder}, options.as_json)
