@@ -77,7 +77,7 @@ class BandShape(NamedTuple):
 class Factors(NamedTuple):
     """Ψ of each camera of each frame, and the factor of its gradient."""
 
-    values: Tensor  # (frames, cameras, 2)
+    ratios: Tensor  # (frames, cameras, 2)
     cameras: int
     first: int
     """The group's first camera."""
@@ -343,8 +343,8 @@ def find_ratios(
     to = frame * factors.cameras + factors.first + which
     den = floor + tl.sum(all_of_it, 0)
     psi = (floor + tl.load(mask_sums + to) + tl.sum(wrong, 0)) / den
-    tl.store(factors.values + 2 * to, psi)
-    tl.store(factors.values + 2 * to + 1, -psi / (variance * den))
+    tl.store(factors.ratios + 2 * to, psi)
+    tl.store(factors.ratios + 2 * to + 1, -psi / (variance * den))
     tl.store(energies + to, psi * psi / (2.0 * variance))
 
 
@@ -378,7 +378,7 @@ def weigh_bands(
     band, frame = tl.program_id(0), tl.program_id(1).to(tl.int64)
     first, head, rows, width, stride, number = band_of(bands, band)
     camera = frame * factors.cameras + factors.first + tl.load(bands.owner + band)
-    mine = factors.values + 2 * camera
+    mine = factors.ratios + 2 * camera
     diff = images.diff + frame * images.size + first
     cover = images.cover + frame * images.size + first
     sums = images.sums + frame * images.size + first
@@ -505,7 +505,7 @@ def collect_boxes(
                 to = first + (y + pixel // width) * length + x + pixel % width
                 w = weigh(
                     tl.load(image + to, mask=real, other=0.0),
-                    factors.values + 2 * (frame * factors.cameras + factors.first + mine), RATIO,
+                    factors.ratios + 2 * (frame * factors.cameras + factors.first + mine), RATIO,
                 )  # fmt: skip
                 total += tl.where(
                     real, w * tl.exp(tl.load(cover + to, mask=real, other=0.0) - own), 0.0
@@ -562,7 +562,7 @@ def collect_runs(
                     real = pixel < length
                     camera = frame * factors.cameras + factors.first + mine
                     weight = tl.load(image + to + pixel, mask=real, other=0.0)
-                    w = weigh(weight, factors.values + 2 * camera, RATIO)
+                    w = weigh(weight, factors.ratios + 2 * camera, RATIO)
                     over = tl.load(cover + to + pixel, mask=real, other=0.0)
                     total += tl.where(real, w * tl.exp(over - own), 0.0)
             found = tl.where(here, tl.sum(total.to(tl.float64), 0), found)

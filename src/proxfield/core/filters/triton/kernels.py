@@ -63,7 +63,7 @@ class ItemLists(NamedTuple):
 class Channels(NamedTuple):
     """Values of points, the order of points, and bounds on each channel's values."""
 
-    values: Tensor  # (n, c)
+    rows: Tensor  # (n, c)
     order: Tensor
     most: Tensor  # (c,)
     n: int
@@ -289,7 +289,7 @@ def pack(
     point = tl.load(given.order + at, mask=at < padded, other=given.n)
     real = (point < given.n)[:, None] & (channel < given.c)[None, :]
     e = exponent_of(tl.load(given.most + channel, mask=channel < given.c, other=0.0))
-    v = tl.load(given.values + point[:, None] * given.c + channel[None, :], mask=real, other=0.0)
+    v = tl.load(given.rows + point[:, None] * given.c + channel[None, :], mask=real, other=0.0)
     v = v * power_of_two(PEAK - e)[None, :]
     draw = (tl.randint(0, at[:, None] * C + channel[None, :]) & 0x1FFF).to(tl.int32)
     v = ((v.to(tl.int32, bitcast=True) + draw) & -0x2000).to(tl.float32, bitcast=True)
@@ -320,7 +320,7 @@ def add_up(
     at = row * BM + inside
     point = tl.load(given.order + at)
     real = (point < given.n)[:, None] & (channel < given.c)[None, :]
-    v = tl.load(given.values + point[:, None] * given.c + channel[None, :], mask=real, other=0.0)
+    v = tl.load(given.rows + point[:, None] * given.c + channel[None, :], mask=real, other=0.0)
     rounded = tl.load(packed + at[:, None] * C + channel[None, :]).to(tl.float32)
     e = exponent_of(tl.load(given.most + channel, mask=channel < given.c, other=0.0))
     v -= rounded * power_of_two(e - PEAK)[None, :]
