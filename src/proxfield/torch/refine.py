@@ -10,7 +10,7 @@ import numpy as np
 from proxfield.core.common.records import Record
 from proxfield.core.devices.cuda import torch, triton
 from proxfield.core.devices.tensors import Tensor
-from proxfield.core.engines.triton.dense_call import CallKey, Found, program_of
+from proxfield.core.engines.triton.dense_call import CallKey, DenseFound, program_of
 from proxfield.core.filters.torch.checks import require_tensor
 from proxfield.core.solve.whole import (
     MAX_LABELS,
@@ -151,7 +151,7 @@ def _on_device(
     return given_back(found, probabilities, frame)
 
 
-def given_back(found: Found, probabilities: Tensor, frame: Skeleton) -> RefinedTensors:
+def given_back(found: DenseFound, probabilities: Tensor, frame: Skeleton) -> RefinedTensors:
     """What was found, as the probabilities were."""
     maps = found.q.view(*frame.pixels, -1).movedim(-1, frame.labels_axis)
     return RefinedTensors(

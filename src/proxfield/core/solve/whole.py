@@ -19,7 +19,7 @@ from proxfield.core.devices.cuda import torch
 from proxfield.core.engines.base import Batch, Rows
 from proxfield.core.engines.registry import placed
 from proxfield.core.engines.triton import dense_call
-from proxfield.core.engines.triton.dense_call import DenseCall, Found, TermKey
+from proxfield.core.engines.triton.dense_call import DenseCall, DenseFound, TermKey
 from proxfield.core.engines.triton.device_pack import download
 from proxfield.core.filters.points import PixelPoints
 from proxfield.core.solve.history import Limits
@@ -49,10 +49,10 @@ class Image:
 
     energies: NDArray[np.float32]
     images: list[Pixels | None]
-    found: Found | None = None
+    found: DenseFound | None = None
 
     @property
-    def done(self) -> Found:
+    def done(self) -> DenseFound:
         """What was found."""
         assert self.found is not None
         return self.found

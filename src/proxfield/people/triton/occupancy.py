@@ -158,9 +158,8 @@ class OccupancyFrames:
         for group in plan.groups:
             kernels.weigh_masks[(group.lines, self.frames)](
                 masks, plan.pixels, plan.shares[group.offset :], self.image[:, group.offset :],
-                plan.size, group.line_base, group.mask_base, group.line_columns, numbers, totals,
-                plan.lines, group.line, RATIO=self.ratio, WIDTH=group.width,
-                num_warps=group.warps,
+                plan.size, group.mask_rows, numbers, totals[:, group.line :], plan.lines,
+                RATIO=self.ratio, WIDTH=group.width, num_warps=group.warps,
             )  # fmt: skip
         if self.ratio:
             sums = [part.sum(1) for part in totals.split(plan.heights, 1)]
@@ -216,52 +215,50 @@ class OccupancyFrames:
         self, plan: ScenePlan, group: Group, first: int, last: int, band: int, out: Tensor
     ) -> None:
         """What the cameras of a group add to the frames ``first`` to ``last``."""
-        some, size, heads = last - first, group.size, group.head_size
+        some = last - first
         logs = self.logs[first:last]
         diff = self.diff[self.at_once * group.offset :]
-        image, factors = self.image[first:, group.offset :], self.factors[first:]
-        bands = group.bands, group.band_count
+        images = kernels.Images(
+            diff, self.cover, self.sums, group.size, self.image[first:, group.offset :], plan.size
+        )
+        bands = kernels.Bands(
+            group.bands, group.band_count, group.band_owner, self.heads, self.feet, group.head_size
+        )
+        factors = kernels.Factors(self.factors[first:], plan.cameras, group.first)
+        grid = (group.band_count, some)
         tile = group.tile(self.dtype)
         group.scatter(logs, diff)
         if group.boxed:
-            kernels.sum_bands[(group.band_count, some)](
-                diff, size, *bands, self.heads, heads, **tile
-            )
-        shape = {"PIECES": group.pieces, "CHUNKS": group.band // tile["ROWS"], **tile}
+            kernels.sum_bands[grid](images, bands, **tile)
         if self.ratio:
-            kernels.measure_bands[(group.band_count, some)](
-                diff, size, image, plan.size, *bands, self.heads, heads, self.measured, **shape
-            )
+            kernels.measure_bands[grid](images, bands, self.measured, **tile)
             kernels.find_ratios[(group.count, some)](
                 self.measured, group.band_count, group.band_first, group.bands_each, group.ground,
                 self.mask_sums[first:], self.numbers, factors, self.energies[first:],
-                plan.cameras, group.first, WIDTH=256, num_warps=4,
+                WIDTH=256, num_warps=4,
             )  # fmt: skip
-        kernels.weigh_bands[(group.band_count, some)](
-            diff, self.cover, self.sums, size, image, plan.size, *bands, self.heads, self.feet,
-            heads, group.band_owner, factors, plan.cameras, group.first, self.flags[first:],
-            self.counts, self.totals[first:], self.totals.shape[1], band, RATIO=self.ratio,
-            FLAGS=FLAGS, **shape,
+        kernels.weigh_bands[grid](
+            images, bands, factors, self.flags[first:], self.counts, self.totals[first:, band:],
+            self.totals.shape[1], RATIO=self.ratio, FLAGS=FLAGS, **tile,
         )  # fmt: skip
         blocks = -(-self.n // COLLECT_BLOCK)
-        ends = logs, factors, self.limits[1:], out, self.entries, plan.cameras, group.first
+        locations = kernels.Locations(self.n, logs, self.limits[1:], out, self.entries)
         collecting = {
             "RATIO": self.ratio, "BLOCK": COLLECT_BLOCK, "PIXELS": group.pixels_together,
             "num_warps": 8 if group.pixels_together > 1024 else 4,
         }  # fmt: skip
         if group.boxed:
             group.add_feet(self.feet, some)
+            boxes = kernels.BoxList(
+                plan.boxes, group.with_boxes, group.numbers, group.base, group.heads, group.stride
+            )
             kernels.collect_boxes[(blocks, some)](
-                self.sums, self.cover, size, self.feet, heads, image, plan.size, plan.boxes,
-                self.n, group.with_boxes, group.numbers, group.base, group.heads, group.stride,
-                *ends, BAND=group.band, **collecting,
-            )  # fmt: skip
+                images, bands, boxes, locations, factors, BAND=group.band, **collecting
+            )
         if group.other:
             kernels.collect_runs[(blocks, some)](
-                self.sums, self.cover, size, image, plan.size, group.run_at, group.run_column,
-                group.run_length, group.run_start, self.n, group.with_runs, group.numbers[1:],
-                *ends, **collecting,
-            )  # fmt: skip
+                images, group.runs, locations, factors, **collecting
+            )
 
 
 class OccupancyOnDevice(OccupancyFrames):
@@ -276,7 +273,7 @@ class OccupancyOnDevice(OccupancyFrames):
 
 
 class RatioOnDevice(OccupancyOnDevice):
-    """The same for ``model="ratio"``: a class of its own, since it needs other kernels."""
+    """A term with ``model="ratio"``: a class of its own, since it needs other kernels."""
 
 
 def weighing(term: Occupancy) -> tuple[float, float, float, float]:

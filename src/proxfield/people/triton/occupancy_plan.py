@@ -79,10 +79,10 @@ class Group:
         self.lines = sum(heights)
         self.ground = self._ints([s.height * s.width for s in cameras])
         rows = zip(bases, strides, heights, strict=True)
-        self.line_base = self._ints(np.concatenate([b + w * np.arange(h) for b, w, h in rows]))
+        line_base = self._ints(np.concatenate([b + w * np.arange(h) for b, w, h in rows]))
         columns = np.repeat([s.width for s in cameras], heights)
-        self.line_columns = self._ints(columns)
-        self.mask_base = self._ints(pixel + np.cumsum(columns) - columns)
+        mask_base = self._ints(pixel + np.cumsum(columns) - columns)
+        self.mask_rows = kernels.MaskRows(line_base, mask_base, self._ints(columns))
         self.pixels = int(columns.sum())
         self.width = min(MAX_WIDTH, max(16, power_of_two(max(s.width for s in cameras))))
         self.warps = max(4, self.width // 256)
@@ -150,9 +150,10 @@ class Group:
         many = count > CROWDED
         order = torch.cat([torch.nonzero(many)[:, 0], torch.nonzero(~many)[:, 0]])
         self.crowded = int(many.sum())
-        self.entry = entry.to(torch.int32)
-        self.entry_start, self.entry_count = start[order], count[order].to(torch.int32)
-        self.place = place[order].to(torch.int32)
+        self.corners = kernels.PixelCorners(
+            start[order], count[order].to(torch.int32), entry.to(torch.int32),
+            place[order].to(torch.int32),
+        )  # fmt: skip
 
     def _list_runs(self, cameras: Sequence[Silhouettes], bases: list[int]) -> None:
         at, column, length, starts, before = [], [], [], [], 0
@@ -165,16 +166,16 @@ class Group:
             starts.append(s.starts + before)
             before += len(s.runs)
         none = [np.zeros(1, dtype=np.int64)]  # so that they have an address
-        self.run_at, self.run_column, self.run_length, self.run_start = (
-            self._ints(np.concatenate(part or none)) for part in (at, column, length, starts)
-        )
+        lists = [self._ints(np.concatenate(part or none)) for part in (at, column, length, starts)]
+        self.runs = kernels.RunList(*lists, which=self.with_runs, many=self.numbers[1:])
 
     # ---- from differences to images ----
 
-    def tile(self, dtype: str) -> dict[str, int]:
+    def tile(self, dtype: str) -> dict[str, Any]:
         """What kernels over bands are compiled for."""
         rows = min(self.band, max(2, min(8, BAND_VALUES[dtype] // self.width)))
-        return {"ROWS": rows, "WIDTH": self.width, "num_warps": min(16, max(4, self.width // 128))}
+        shape = kernels.BandShape(rows, self.width, self.pieces, self.band // rows)
+        return {"SHAPE": shape, "num_warps": min(16, max(4, self.width // 128))}
 
     def scatter(self, logs: Tensor, diff: Tensor) -> None:
         """Differences of Σ log p_i, of some frames.
@@ -188,9 +189,8 @@ class Group:
         blocks = crowded + -(-(self.cells - self.crowded) // CELLS)
         if blocks:
             kernels.sum_corners[(blocks, frames)](
-                logs, n, self.entry_start, self.entry_count, self.entry, self.place, diff,
-                self.size, self.cells, self.crowded, crowded, CELLS=CROWDED_CELLS,
-                WIDE=CROWDED_WIDTH, BLOCK=CELLS, num_warps=4,
+                logs, n, self.corners, diff, self.size, self.cells, self.crowded, crowded,
+                CELLS=CROWDED_CELLS, WIDE=CROWDED_WIDTH, BLOCK=CELLS, num_warps=4,
             )  # fmt: skip
 
     def add_feet(self, feet: Tensor, frames: int) -> None:

@@ -37,7 +37,7 @@ from proxfield.core.engines.triton.state import (
     default_device,
 )
 from proxfield.core.engines.triton.update import binary, board
-from proxfield.core.engines.triton.update.kinds import LOOK, Rule
+from proxfield.core.engines.triton.update.kinds import LOOK, RuleForm
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.terms.base import Floats
 from proxfield.errors import UnsupportedError
@@ -403,7 +403,7 @@ class BatchProgram(Batch[Update, BatchState]):
 
     def _launch(self, slot: Slot, plan: Update, trace: bool, n: int) -> None:
         flat, search = slot.flat and not plan.adaptive, plan.search is not None
-        rule = Rule(int(plan.kind), plan.adaptive, trace, flat, self.pack.hard)
+        rule = RuleForm(int(plan.kind), plan.adaptive, trace, flat, self.pack.hard)
         if self.small:
             self.pack.run(slot, rule)
             return
@@ -421,7 +421,7 @@ class BatchProgram(Batch[Update, BatchState]):
             if launches == 0 and plan.watches:  # some were made again
                 launches = LAUNCHES_PER_CHECK if n > LAUNCHES_PER_CHECK else max(1, n // 4)
 
-    def _step(self, slot: Slot, rule: Rule, search: bool = False) -> None:
+    def _step(self, slot: Slot, rule: RuleForm, search: bool = False) -> None:
         """One iteration of all fields that aren't done."""
         if self.terms:
             self._add_terms(slot)
@@ -586,7 +586,7 @@ class BatchProgram(Batch[Update, BatchState]):
         slot.parameters.fill_(1.0)
         slot.plan = None
         if me.joined.n:
-            me._step(slot, Rule(LOOK, False, True, True, me.pack.hard))
+            me._step(slot, RuleForm(LOOK, False, True, True, me.pack.hard))
         else:
             slot.out[0, :, 0] = slot.numbers[:, board.CONSTANT]
         f, g = slot.out[0, :, 0].clone(), slot.u[: me.per_state].clone()

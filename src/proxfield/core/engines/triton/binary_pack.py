@@ -18,7 +18,7 @@ from proxfield.core.engines.triton.device_pack import (
     processors,
 )
 from proxfield.core.engines.triton.update import binary, board, team
-from proxfield.core.engines.triton.update.kinds import Rule
+from proxfield.core.engines.triton.update.kinds import RuleForm
 from proxfield.core.terms.base import Doubles, Ints
 
 if TYPE_CHECKING:
@@ -230,7 +230,7 @@ class BinaryTensors:
         self.n_blocks = self.columns * -(-lines // self.rows)
         d = [*self.distances, 1, 1, 1]  # those that aren't there aren't looked at
         self.lines = binary.Diagonals(self.n, self.row, self.columns, *d[:4])
-        self.grid = binary.Grid(len(self.distances), self.roll, self.even, self.rows, width)
+        self.grid = binary.DiagonalGrid(len(self.distances), self.roll, self.even, self.rows, width)
         self.first = self.tensors.ints(np.zeros(1, dtype=np.int64))
         self.count = self.tensors.ints(np.array([self.n_blocks]))
 
@@ -256,7 +256,7 @@ class BinaryTensors:
 
     # ---- launches ----
 
-    def step(self, slot: Slot, rule: Rule) -> None:
+    def step(self, slot: Slot, rule: RuleForm) -> None:
         """One update of all fields that aren't done; leaves partial sums."""
         if self.form == "diagonals":
             binary.diagonal_step[(self.n_blocks,)](
@@ -272,7 +272,7 @@ class BinaryTensors:
                 RULE=rule, BLOCK=self.block, WIDE=self.wide, num_warps=self.warps,
             )  # fmt: skip
 
-    def run(self, slot: Slot, rule: Rule) -> None:
+    def run(self, slot: Slot, rule: RuleForm) -> None:
         """All updates of small fields in one launch."""
         if self.shared:
             self._run_teams(slot, rule)
@@ -285,7 +285,7 @@ class BinaryTensors:
             maxnreg=65536 // (32 * self.warps) if self.warps > 8 else None,
         )  # fmt: skip
 
-    def _run_teams(self, slot: Slot, rule: Rule) -> None:
+    def _run_teams(self, slot: Slot, rule: RuleForm) -> None:
         """All updates of fields that several programs share."""
         if slot.meeting is None or slot.meeting[1].shape[2] != self.team:
             fields, device = self.n_blocks, self.tensors.device
@@ -300,7 +300,9 @@ class BinaryTensors:
             self._launch_teams(slot, rule, team.MOVE, {})
             self._launch_teams(slot, rule, team.DECIDE, {})
 
-    def _launch_teams(self, slot: Slot, rule: Rule, phase: int, options: dict[str, bool]) -> None:
+    def _launch_teams(
+        self, slot: Slot, rule: RuleForm, phase: int, options: dict[str, bool]
+    ) -> None:
         assert slot.meeting is not None, "made by `_run_teams`"
         team.team_run[(len(self.whose),)](
             slot.buffers, slot.stride, slot.spins, slot.spins.stride(0), slot.status,

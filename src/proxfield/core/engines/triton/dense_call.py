@@ -83,7 +83,7 @@ class CallKey:
 
 
 @dataclass
-class Found:
+class DenseFound:
     """What a call found; tensors are on the device and belong to the caller.
 
     Attributes:
@@ -319,7 +319,7 @@ class DenseCall:
         """Whether marginals are returned in float32; of small fields in float64, as elsewhere."""
         return self.key.n * self.key.labels > MAX_DOUBLE
 
-    def run(self, unary: Pixels | Tensor, images: Sequence[Pixels | Tensor | None]) -> Found:
+    def run(self, unary: Pixels | Tensor, images: Sequence[Pixels | Tensor | None]) -> DenseFound:
         """Make the updates.
 
         Args:
@@ -335,7 +335,7 @@ class DenseCall:
             if made.image is not None and image is not None:
                 made.image.load(image)
 
-    def _run(self, load: Callable[[], None]) -> Found:
+    def _run(self, load: Callable[[], None]) -> DenseFound:
         load()
         for made in self.terms:
             made.choose_blur()
@@ -406,7 +406,7 @@ class DenseCall:
         finite = torch.isfinite(unary).all().to(torch.float64)
         return out, best, torch.stack([finite, *needed, *energies, *changes])
 
-    def _take(self, q: Tensor, best: Tensor, facts: Tensor, recorded: bool) -> Found | None:
+    def _take(self, q: Tensor, best: Tensor, facts: Tensor, recorded: bool) -> DenseFound | None:
         """Wait, and look at the numbers; None if there was too little room."""
         finite, *rest = facts.cpu().tolist()
         count, enough = len(self.terms), True
@@ -424,7 +424,7 @@ class DenseCall:
         split = self.key.updates + 1
         if recorded:  # the next image is written to the same place
             q, best = q.clone(), best.clone()
-        return Found(q, best, numbers[:split], numbers[split:], bool(finite))
+        return DenseFound(q, best, numbers[:split], numbers[split:], bool(finite))
 
 
 MAX_DOUBLE = 2**20

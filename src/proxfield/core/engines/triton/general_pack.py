@@ -18,7 +18,7 @@ from proxfield.core.engines.triton.device_pack import (
     power_of_two,
 )
 from proxfield.core.engines.triton.update import general
-from proxfield.core.engines.triton.update.kinds import Rule
+from proxfield.core.engines.triton.update.kinds import RuleForm
 from proxfield.core.terms.base import Floats, Ints
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class Bucket:
             joined.common > 0, labels, block, theirs, edges, joined.common if self.own else 0, arity
         )
 
-    def _agreements(self, pack: GeneralTensors, blocks: Blocks) -> general.Agreements | None:
+    def _agreements(self, pack: GeneralTensors, blocks: Blocks) -> general.AgreementSlices | None:
         t, joined = pack.tensors, pack.joined
         start, length, mine, at, room = blocks.slice(pack.agree_here)
         if not len(mine):
@@ -120,7 +120,7 @@ class Bucket:
         to[at] = joined.offsets[pack.agree_there[mine]]
         both[at] = joined.cards[pack.agree_there[mine]]
         weight[at] = pack.agree_weight[mine]
-        return general.Agreements(
+        return general.AgreementSlices(
             t.ints(start, True), t.ints(length), t.ints(to), t.ints(both), t.floats(weight)
         )
 
@@ -276,22 +276,22 @@ class GeneralTensors:
 
     # ---- launches ----
 
-    def step(self, slot: Slot, rule: Rule) -> None:
+    def step(self, slot: Slot, rule: RuleForm) -> None:
         """One update of all fields that aren't done; leaves partial sums."""
         for bucket, first in zip(self.buckets, self.starts[:-1], strict=True):
             general.tile_step[(bucket.n_blocks,)](
                 slot.buffers, slot.stride, slot.status, slot.parts[int(first) :],
-                bucket.variables, general.Unary(self.unary, slot.shift), bucket.couplings,
+                bucket.variables, general.UnaryEnergies(self.unary, slot.shift), bucket.couplings,
                 bucket.value, slot.movement(rule),
                 RULE=rule, SHAPE=bucket.shape, num_warps=bucket.warps,
             )  # fmt: skip
 
-    def run(self, slot: Slot, rule: Rule) -> None:
+    def run(self, slot: Slot, rule: RuleForm) -> None:
         """All updates of small fields in one launch."""
         bucket = self.buckets[0]
         general.tile_run[(len(self.joined.lowereds),)](
             slot.buffers, slot.stride, slot.status, self.first, self.count, bucket.variables,
-            general.Unary(self.unary, slot.shift), bucket.couplings, bucket.value,
+            general.UnaryEnergies(self.unary, slot.shift), bucket.couplings, bucket.value,
             slot.movement(rule), RULE=rule, SHAPE=bucket.shape, num_warps=bucket.warps,
         )  # fmt: skip
 

@@ -20,7 +20,7 @@ from proxfield.core.engines.triton.device_pack import (
 )
 from proxfield.core.engines.triton.general_pack import agreements_of
 from proxfield.core.engines.triton.update import planes
-from proxfield.core.engines.triton.update.kinds import Rule
+from proxfield.core.engines.triton.update.kinds import RuleForm
 from proxfield.core.terms.base import Ints
 from proxfield.core.terms.factor import Factor
 
@@ -269,7 +269,7 @@ class PlaneTensors:
 
     # ---- launches ----
 
-    def step(self, slot: Slot, rule: Rule) -> None:
+    def step(self, slot: Slot, rule: RuleForm) -> None:
         """One update of all variables; leaves partial sums."""
         # with shared tables a fifth block fits, a twentieth faster
         few = self.dot and self.groups and rule.kind in NO_MOMENT and not rule.adaptive
@@ -280,7 +280,7 @@ class PlaneTensors:
             num_warps=BLOCK // 32, num_stages=1, maxnreg=96 if few else None,
         )  # fmt: skip
 
-    def run(self, slot: Slot, rule: Rule) -> None:
+    def run(self, slot: Slot, rule: RuleForm) -> None:
         """Fields like this are never small."""
         raise NotImplementedError
 

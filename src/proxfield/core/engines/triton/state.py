@@ -14,8 +14,8 @@ from proxfield.core.devices.tensors import CudaGraph, Tensor, TorchDevice
 from proxfield.core.engines.plan import Kind, Update
 from proxfield.core.engines.triton.device_pack import Joined
 from proxfield.core.engines.triton.update import arithmetic, kinds
-from proxfield.core.engines.triton.update.board import Status
-from proxfield.core.engines.triton.update.kinds import Movement, Rule
+from proxfield.core.engines.triton.update.board import FieldStatus
+from proxfield.core.engines.triton.update.kinds import Movement, RuleForm
 
 CAPACITY = 4096
 """Rows that a device keeps before the host takes them."""
@@ -110,9 +110,11 @@ class Slot:
     flat: bool = True  # has it one step for all variables?
 
     def __post_init__(self) -> None:
-        self.status = Status(self.board, self.numbers, self.out[0], self.out[1], self.out.shape[2])
+        self.status = FieldStatus(
+            self.board, self.numbers, self.out[0], self.out[1], self.out.shape[2]
+        )
 
-    def movement(self, rule: Rule) -> Movement:
+    def movement(self, rule: RuleForm) -> Movement:
         """What a rule moves with; moments that it doesn't keep are left out."""
         u = self.u if rule.kind in FIRST else None
         v = self.v if rule.kind in SECOND else None

@@ -303,8 +303,9 @@ class ExactPlan(Plan):
         rows = (self.padded + t.block) // 64 * 64 + 64
         packed = values.new_empty((rows, width), dtype=torch.float16)
         means = values.new_empty((rows // t.block, width), dtype=torch.float16)
+        given = kernels.Channels(values, self.order, most, n, c)
         kernels.pack[(rows // 64,)](
-            values, self.order, most, packed, self.factors, means, n, c, self.padded,
+            given, packed, self.factors, means, self.padded,
             PEAK=PEAK, C=width, ROWS=64, G=t.block if self.far_pairs else 0,
         )  # fmt: skip
         largest = max(count for *_, count in self.batches)
@@ -314,16 +315,33 @@ class ExactPlan(Plan):
         some = min(32, t.row)
         for low, high, first, count in self.batches:
             kernels.filter_tiles[(count,)](
-                self.points, self.left, self.right, self.padded + t.block, packed, self.centers,
-                means, self.blocks, self.item_row, self.item_start, self.item_far,
-                self.item_count, partial, first,
-                D=self.d, K=self.left.shape[1], FIRST=encode.first_slots(self.d), C=width,
-                BIAS=BIAS, DOT=self.dot, NEAR=self.assembly(),
-                FAR=self.assembly(far=True) if self.far_pairs else "",
-                SCALE=FAR_SCALE * t.block, BM=t.row, BN=t.column, G=t.block,
+                self.encoded, packed, kernels.FarBlocks(self.centers, means), self.blocks,
+                self.items, partial, first, C=width, SHAPE=self.shape,
                 num_warps=4, num_stages=3, maxnreg=registers,
             )  # fmt: skip
             kernels.add_up[(high - low, t.row // some)](
-                partial, self.first_item, low, values, packed, self.order, most, out, n, c,
+                partial, self.first_item, low, given, packed, out,
                 BIAS=BIAS, PEAK=PEAK, C=width, BM=t.row, ROWS=some,
             )  # fmt: skip
+
+    @property
+    def encoded(self) -> kernels.EncodedPoints:
+        """The points as kernels read them."""
+        return kernels.EncodedPoints(
+            self.points, self.left, self.right, self.padded + self.tiles.block
+        )
+
+    @property
+    def items(self) -> kernels.ItemLists:
+        """The lists of blocks as kernels read them."""
+        return kernels.ItemLists(self.item_row, self.item_start, self.item_far, self.item_count)
+
+    @property
+    def shape(self) -> kernels.FilterShape:
+        """What kernels over tiles are compiled for."""
+        t = self.tiles
+        return kernels.FilterShape(
+            self.d, self.left.shape[1], encode.first_slots(self.d), BIAS, self.dot,
+            self.assembly(), self.assembly(far=True) if self.far_pairs else "",
+            FAR_SCALE * t.block, t.row, t.column, t.block,
+        )  # fmt: skip

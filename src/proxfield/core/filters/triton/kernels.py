@@ -8,7 +8,66 @@ Every sum has a fixed order, so two runs give the same bits.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from proxfield.core.devices.cuda import constexpr, jit, tl
+from proxfield.core.devices.tensors import Tensor
+
+
+class FilterShape(NamedTuple):
+    """What kernels over tiles are compiled for."""
+
+    dimensions: int
+    slots: int
+    """Values per point in encoded rows."""
+    first: int
+    """Those of the first bracket."""
+    bias: int
+    dot: bool
+    """Are exponents products of encoded rows?"""
+    near: str
+    """Assembly that makes weights of near blocks; see `weights_of`."""
+    far: str
+    """The same for far ones; empty if there are none."""
+    scale: float
+    row: int
+    column: int
+    block: int
+
+
+class EncodedPoints(NamedTuple):
+    """Points by coordinates, and as rows whose products are exponents; see `encode`."""
+
+    points: Tensor
+    left: Tensor
+    right: Tensor
+    n: int
+
+
+class FarBlocks(NamedTuple):
+    """Centers of blocks, and mean values of their points."""
+
+    centers: Tensor
+    means: Tensor
+
+
+class ItemLists(NamedTuple):
+    """A row tile and a piece of its list of blocks, for each item; far ones come first."""
+
+    row: Tensor
+    start: Tensor
+    far: Tensor
+    count: Tensor
+
+
+class Channels(NamedTuple):
+    """Values of points, the order of points, and bounds on each channel's values."""
+
+    rows: Tensor  # (n, c)
+    order: Tensor
+    most: Tensor  # (c,)
+    n: int
+    c: int
 
 
 def exp2_assembly(polynomials: int) -> str:
@@ -133,11 +192,13 @@ def weights_of(s, ASSEMBLY: constexpr):
 
 
 @jit
-def by_differences(
-    points, n, rows, cols, BIAS: constexpr, D: constexpr, BM: constexpr, BN: constexpr
-):
+def by_differences(encoded, rows, cols, SHAPE: constexpr):
     """BIAS − ‖x − y‖² from coordinates in two float32 parts, for points far from 0."""
-    s = tl.full((BM, BN), BIAS, tl.float32)
+    D: constexpr = SHAPE.dimensions
+    BM: constexpr = SHAPE.row
+    BN: constexpr = SHAPE.column
+    points, n = encoded.points, encoded.n
+    s = tl.full((BM, BN), SHAPE.bias, tl.float32)
     for k in tl.static_range(D):
         x, y = tl.load(points + k * n + rows), tl.load(points + k * n + cols)
         gap = x[:, None] - y[None, :]
@@ -149,51 +210,53 @@ def by_differences(
 
 @jit
 def filter_tiles(
-    points, left, right, n, values, centers, means, blocks,
-    item_row, item_start, item_far, item_count, partial, first,
-    D: constexpr, K: constexpr, FIRST: constexpr, C: constexpr, BIAS: constexpr,
-    DOT: constexpr, NEAR: constexpr, FAR: constexpr, SCALE: constexpr,
-    BM: constexpr, BN: constexpr, G: constexpr,
-):  # fmt: skip
+    encoded, values, far_blocks, blocks, items, partial, first, C: constexpr, SHAPE: constexpr
+):
     """partial = Σ_j 2^(BIAS + e_ij) v_j over the blocks of each item, e_ij ≤ 0.
 
-    The far blocks come first, if FAR isn't empty: each as one point at its center with its mean
-    value, exponents from the first bracket alone (see `encode`), 2^f as 1 + f, and SCALE, which
+    The far blocks come first, if there are any: each as one point at its center with its mean
+    value, exponents from the first bracket alone (see `encode`), 2^f as 1 + f, and a scale, which
     makes that right on average.
     """
+    BM: constexpr = SHAPE.row
+    BN: constexpr = SHAPE.column
+    G: constexpr = SHAPE.block
+    K: constexpr = SHAPE.slots
+    NEAR: constexpr = SHAPE.near
+    FAR: constexpr = SHAPE.far
     place = tl.program_id(0)
     item = first + place
-    rows = tl.load(item_row + item) * BM + tl.arange(0, BM)
+    rows = tl.load(items.row + item) * BM + tl.arange(0, BM)
     at = tl.arange(0, BN)
     slot = tl.arange(0, K)
     channel = tl.arange(0, C)
     total = tl.zeros((BM, C), tl.float32)
-    mine = blocks + tl.load(item_start + item)
-    far = tl.load(item_far + item)
+    mine = blocks + tl.load(items.start + item)
+    far = tl.load(items.far + item)
     if FAR != "":
-        few = tl.arange(0, FIRST)
-        a = tl.load(left + rows[:, None] * K + few[None, :])
+        few = tl.arange(0, SHAPE.first)
+        a = tl.load(encoded.left + rows[:, None] * K + few[None, :])
         block = tl.load(mine + at)
         for k in range(0, far, BN):
             cols = block
             # the next round's: the copies into shared memory would wait for their addresses
             block = tl.load(mine + k + BN + at)
-            v = tl.load(means + cols[:, None] * C + channel[None, :])
-            b = tl.load(centers + cols[:, None] * K + few[None, :])
+            v = tl.load(far_blocks.means + cols[:, None] * C + channel[None, :])
+            b = tl.load(far_blocks.centers + cols[:, None] * K + few[None, :])
             total = tl.dot(weights_of(tl.dot(a, b.T), FAR), v, total)
-        total *= SCALE
-    if DOT:
-        a = tl.load(left + rows[:, None] * K + slot[None, :])
+        total *= SHAPE.scale
+    if SHAPE.dot:
+        a = tl.load(encoded.left + rows[:, None] * K + slot[None, :])
     block = tl.load(mine + far + at // G)
-    for k in range(far, tl.load(item_count + item), BN // G):
+    for k in range(far, tl.load(items.count + item), BN // G):
         cols = block * G + at % G
         block = tl.load(mine + k + BN // G + at // G)
         v = tl.load(values + cols[:, None] * C + channel[None, :])
-        if DOT:
-            b = tl.load(right + cols[:, None] * K + slot[None, :])
+        if SHAPE.dot:
+            b = tl.load(encoded.right + cols[:, None] * K + slot[None, :])
             s = tl.dot(a, b.T)
         else:
-            s = by_differences(points, n, rows, cols, BIAS, D, BM, BN)
+            s = by_differences(encoded, rows, cols, SHAPE)
         total = tl.dot(weights_of(s, NEAR), v, total)
     to = partial + place.to(tl.int64) * (BM * C)
     tl.store(to + tl.arange(0, BM)[:, None] * C + channel[None, :], total)
@@ -213,8 +276,7 @@ def exponent_of(most):
 
 @jit
 def pack(
-    values, order, most, out, factors, means, n, c, padded,
-    PEAK: constexpr, C: constexpr, ROWS: constexpr, G: constexpr,
+    given, out, factors, means, padded, PEAK: constexpr, C: constexpr, ROWS: constexpr, G: constexpr
 ):  # fmt: skip
     """Values in the order of the points as float16, the largest of a channel below 2^PEAK.
 
@@ -224,10 +286,10 @@ def pack(
     """
     at = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     channel = tl.arange(0, C)
-    point = tl.load(order + at, mask=at < padded, other=n)
-    real = (point < n)[:, None] & (channel < c)[None, :]
-    e = exponent_of(tl.load(most + channel, mask=channel < c, other=0.0))
-    v = tl.load(values + point[:, None] * c + channel[None, :], mask=real, other=0.0)
+    point = tl.load(given.order + at, mask=at < padded, other=given.n)
+    real = (point < given.n)[:, None] & (channel < given.c)[None, :]
+    e = exponent_of(tl.load(given.most + channel, mask=channel < given.c, other=0.0))
+    v = tl.load(given.rows + point[:, None] * given.c + channel[None, :], mask=real, other=0.0)
     v = v * power_of_two(PEAK - e)[None, :]
     draw = (tl.randint(0, at[:, None] * C + channel[None, :]) & 0x1FFF).to(tl.int32)
     v = ((v.to(tl.int32, bitcast=True) + draw) & -0x2000).to(tl.float32, bitcast=True)
@@ -241,7 +303,7 @@ def pack(
 
 @jit
 def add_up(
-    partial, item, first_row, values, packed, order, most, out, n, c,
+    partial, item, first_row, given, packed, out,
     BIAS: constexpr, PEAK: constexpr, C: constexpr, BM: constexpr, ROWS: constexpr,
 ):  # fmt: skip
     """The sums of a row tile's items, in the caller's order and scale.
@@ -256,11 +318,11 @@ def add_up(
     for k in range(tl.load(item + row) - zero, tl.load(item + row + 1) - zero):
         total += tl.load(partial + (k * BM + inside)[:, None] * C + channel[None, :])
     at = row * BM + inside
-    point = tl.load(order + at)
-    real = (point < n)[:, None] & (channel < c)[None, :]
-    v = tl.load(values + point[:, None] * c + channel[None, :], mask=real, other=0.0)
+    point = tl.load(given.order + at)
+    real = (point < given.n)[:, None] & (channel < given.c)[None, :]
+    v = tl.load(given.rows + point[:, None] * given.c + channel[None, :], mask=real, other=0.0)
     rounded = tl.load(packed + at[:, None] * C + channel[None, :]).to(tl.float32)
-    e = exponent_of(tl.load(most + channel, mask=channel < c, other=0.0))
+    e = exponent_of(tl.load(given.most + channel, mask=channel < given.c, other=0.0))
     v -= rounded * power_of_two(e - PEAK)[None, :]
     v += total * power_of_two(e - PEAK - BIAS)[None, :]
-    tl.store(out + point[:, None] * c + channel[None, :], v, mask=real)
+    tl.store(out + point[:, None] * given.c + channel[None, :], v, mask=real)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from proxfield.core.devices.cuda import constexpr, jit, tl, torch
 from proxfield.core.devices.tensors import Tensor
 from proxfield.core.filters.triton.exact import BIAS, PEAK, ExactPlan
-from proxfield.core.filters.triton.kernels import by_differences, pack, weights_of
+from proxfield.core.filters.triton.kernels import Channels, by_differences, pack, weights_of
 
 PAIRS = 64
 """Maximum number of channels of ``a`` (and of ``b``) in one pass."""
@@ -24,39 +24,43 @@ TF32_MASK = -0x2000
 
 @jit
 def pull_tiles(
-    points, left, right, n, values, moments, blocks, item_row, item_start, item_count, partial,
-    first, D: constexpr, K: constexpr, H: constexpr, M: constexpr, BIAS: constexpr,
-    DOT: constexpr, ASSEMBLY: constexpr, BM: constexpr, BN: constexpr, G: constexpr,
+    encoded, values, moments, blocks, items, partial, first,
+    H: constexpr, M: constexpr, SHAPE: constexpr,
 ):  # fmt: skip
     """partial = Σ_j 2^(BIAS + e_ij) (a_i·b_j + b_i·a_j) m_j; see `filter_tiles`.
 
     Rows of ``values`` are (a, b), of H channels each; those of ``moments`` are m, by columns.
     """
+    BM: constexpr = SHAPE.row
+    BN: constexpr = SHAPE.column
+    G: constexpr = SHAPE.block
+    K: constexpr = SHAPE.slots
+    NEAR: constexpr = SHAPE.near
     place = tl.program_id(0)
     item = first + place
-    rows = tl.load(item_row + item) * BM + tl.arange(0, BM)
+    rows = tl.load(items.row + item) * BM + tl.arange(0, BM)
     at = tl.arange(0, BN)
     slot = tl.arange(0, K)
     channel = tl.arange(0, 2 * H)
     other = (channel + H) % (2 * H)  # (b, a)
     moment = tl.arange(0, M)
     mine = tl.load(values + rows[:, None] * (2 * H) + channel[None, :])
-    if DOT:
-        a = tl.load(left + rows[:, None] * K + slot[None, :])
+    if SHAPE.dot:
+        a = tl.load(encoded.left + rows[:, None] * K + slot[None, :])
     total = tl.zeros((BM, M), tl.float32)
-    block_list = blocks + tl.load(item_start + item)
+    block_list = blocks + tl.load(items.start + item)
     block = tl.load(block_list + at // G)
-    for k in range(0, tl.load(item_count + item), BN // G):
+    for k in range(0, tl.load(items.count + item), BN // G):
         cols = block * G + at % G
         block = tl.load(block_list + k + BN // G + at // G)  # of the next round
         v = tl.load(values + cols[:, None] * (2 * H) + other[None, :])
-        m = tl.load(moments + moment[:, None] * n + cols[None, :])
-        if DOT:
-            b = tl.load(right + cols[:, None] * K + slot[None, :])
+        m = tl.load(moments + moment[:, None] * encoded.n + cols[None, :])
+        if SHAPE.dot:
+            b = tl.load(encoded.right + cols[:, None] * K + slot[None, :])
             s = tl.dot(a, b.T)
         else:
-            s = by_differences(points, n, rows, cols, BIAS, D, BM, BN)
-        w = tl.dot(mine, v.T) * weights_of(s, ASSEMBLY).to(tl.float32)
+            s = by_differences(encoded, rows, cols, SHAPE)
+        w = tl.dot(mine, v.T) * weights_of(s, NEAR).to(tl.float32)
         # tensor cores cut the last bits off: rounded here, errors don't all have one sign
         w = ((w.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
         total = tl.dot(w, m.T, total)
@@ -160,21 +164,19 @@ def _pass(plan: ExactPlan, moments: Tensor, a: Tensor, b: Tensor) -> Tensor:
     values[:, half : half + c] = b
     rows = (plan.padded + t.block) // 64 * 64 + 64
     packed = values.new_empty((rows, 2 * half), dtype=torch.float16)
+    given = Channels(values, plan.order, values.new_ones(2 * half), n, 2 * half)
     pack[(rows // 64,)](
-        values, plan.order, values.new_ones(2 * half), packed, plan.factors, packed, n, 2 * half,
-        plan.padded, PEAK=PEAK, C=2 * half, ROWS=64, G=0,
-    )  # fmt: skip
+        given, packed, plan.factors, packed, plan.padded, PEAK=PEAK, C=2 * half, ROWS=64, G=0
+    )
     width = len(moments)
     partial = values.new_empty((max(count for *_, count in plan.batches), t.row, width))
     out = values.new_empty((n, width))
     some = min(32, t.row)
+    shape = plan.shape._replace(far="")
     for low, high, first, count in plan.batches:
         pull_tiles[(count,)](
-            plan.points, plan.left, plan.right, plan.padded + t.block, packed, moments,
-            plan.blocks, plan.item_row, plan.item_start, plan.item_count, partial, first,
-            D=plan.d, K=plan.left.shape[1], H=half, M=width, BIAS=BIAS, DOT=plan.dot,
-            ASSEMBLY=plan.assembly(),
-            BM=t.row, BN=t.column, G=t.block, num_warps=8, num_stages=2,
+            plan.encoded, packed, moments, plan.blocks, plan.items, partial, first,
+            H=half, M=width, SHAPE=shape, num_warps=8, num_stages=2,
         )  # fmt: skip
         add_moments[(high - low, t.row // some)](
             partial, plan.first_item, low, plan.order, out, n, M=width, BM=t.row, ROWS=some

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from proxfield.core.devices.cuda import torch
 from proxfield.core.devices.tensors import Tensor
 from proxfield.core.engines.plan import Chains, Explored
-from proxfield.core.engines.triton.sweeps.sweep_kernels import Luck, Moving, begin
+from proxfield.core.engines.triton.sweeps.sweep_kernels import Luck, VisitKind, begin
 from proxfield.core.engines.triton.sweeps.sweeps import CHECK_EVERY, THREADS, Sweeper, VisitOrder
 
 MAX_CHAINS = 32_768
@@ -136,7 +136,7 @@ def _cool(
     betas = torch.tensor(schedule, device=sweeper.device)
     clock = torch.zeros(1, dtype=torch.int64, device=sweeper.device)
     parts = sweeper.room(visits, len(q))
-    moving = Moving(draw=luck is not None, metropolis=chains.metropolis)
+    moving = VisitKind(draw=luck is not None, metropolis=chains.metropolis)
 
     def step() -> None:
         sweeper.visit(q, visits, betas, clock, parts, luck=luck, moving=moving)

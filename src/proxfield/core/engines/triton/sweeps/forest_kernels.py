@@ -13,7 +13,7 @@ from typing import NamedTuple
 from proxfield.core.devices.cuda import constexpr, jit, jit_for_any, tl
 from proxfield.core.devices.tensors import Tensor
 from proxfield.core.engines.triton.sweeps.sweep_kernels import (
-    Moving,
+    VisitKind,
     drawn_label,
     gradient,
     some_of,
@@ -30,7 +30,7 @@ class Levels(NamedTuple):
     first: Tensor
 
 
-class Forests(NamedTuple):
+class ForestArrays(NamedTuple):
     """Forests of a field on a device, one after another."""
 
     start: Tensor
@@ -57,7 +57,7 @@ class Forests(NamedTuple):
     """Bounds of their levels."""
 
 
-class Room(NamedTuple):
+class ChainRoom(NamedTuple):
     """Room that each program has for itself."""
 
     energies: Tensor  # of labels, children summed out  # (programs, size) float64
@@ -229,5 +229,5 @@ def forest_chains(
                 i = tl.load(forest.rest + k + lane, mask=live, other=0)
                 rank = tl.load(forest.rest_rank + k + lane, mask=live, other=0)
                 u = uniform(seed, (end - first + rank).to(tl.int64) + (t + 1) * n)
-                visit(own, None, i, live, beta, u, True, field, Moving(draw=True), WORKING)
+                visit(own, None, i, live, beta, u, True, field, VisitKind(draw=True), WORKING)
             tl.debug_barrier()

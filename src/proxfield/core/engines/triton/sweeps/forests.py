@@ -15,9 +15,9 @@ from proxfield.core.engines.numba.general_chains import pack_general_forests
 from proxfield.core.engines.numba.pack import pack_general
 from proxfield.core.engines.reference_chains import usable_in_forests
 from proxfield.core.engines.triton.sweeps.forest_kernels import (
-    Forests,
+    ChainRoom,
+    ForestArrays,
     Levels,
-    Room,
     Schedule,
     forest_chains,
 )
@@ -68,7 +68,7 @@ class DeviceForests:
         ordered, rest_start = grouped(np.arange(len(rest)), level, np.zeros(len(rest), np.int64))
         self.rest_levels = len(rest_start) - 1 if len(rest) else 0
         ints = self._ints
-        self.forests = Forests(
+        self.forests = ForestArrays(
             ints(made.start), ints(made.node), ints(parent), self._floats(made.agree),
             ints(made.table_row), ints(made.table_start), ints(child_row), ints(child),
             ints(message_row), Levels(*map(ints, by_level(made.start, height))),
@@ -103,7 +103,7 @@ class DeviceForests:
         working = s.working
         with s.here():
             forest_chains[(len(which),)](
-                q, Room(room, messages, labels), Schedule(chosen, betas, lengths, seeds),
+                q, ChainRoom(room, messages, labels), Schedule(chosen, betas, lengths, seeds),
                 betas.shape[1], s.n, s.size, self.longest, self.count, self.rest_levels,
                 self.forests, s.energies,
                 WORKING=working._replace(block=max(working.block, THREADS // working.labels)),

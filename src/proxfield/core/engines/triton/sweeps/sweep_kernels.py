@@ -16,7 +16,7 @@ from proxfield.core.devices.cuda import constexpr, jit, jit_for_any, tl
 from proxfield.core.devices.tensors import Tensor
 
 
-class Energies(NamedTuple):
+class DeviceEnergies(NamedTuple):
     """A lowered field on a device; see `numba.general.GeneralPack`."""
 
     offset: Tensor
@@ -56,7 +56,7 @@ class Working(NamedTuple):
     """Rows of a larger table."""
 
 
-class Moving(NamedTuple):
+class VisitKind(NamedTuple):
     """How variables move, and what is wanted beside q."""
 
     greedy: bool = False

@@ -19,9 +19,9 @@ from proxfield.core.engines.numba.general import GeneralPack
 from proxfield.core.engines.numba.pack import pack_general
 from proxfield.core.engines.triton.device_pack import power_of_two
 from proxfield.core.engines.triton.sweeps.sweep_kernels import (
-    Energies,
+    DeviceEnergies,
     Luck,
-    Moving,
+    VisitKind,
     Working,
     free_energies,
     visit_group,
@@ -99,7 +99,7 @@ class Sweeper:
         self._zero = torch.zeros(1, dtype=torch.int64, device=self.device)
         self._recent: list[tuple[Array, Array | None, VisitOrder]] = []
 
-    def _upload(self, pack: GeneralPack) -> tuple[Energies, TorchDtype]:
+    def _upload(self, pack: GeneralPack) -> tuple[DeviceEnergies, TorchDtype]:
         """The field on the device, and the type of its indices."""
         cards = np.diff(pack.offset)
         here = np.repeat(np.arange(self.n), np.diff(pack.agree_row))
@@ -129,7 +129,7 @@ class Sweeper:
         floats = {
             "unary": pack.unary, "agree_weight": pack.agree_weight, "table": pack.table
         }  # fmt: skip
-        return Energies(**ints, **{k: up(v, self.dtype) for k, v in floats.items()}), index
+        return DeviceEnergies(**ints, **{k: up(v, self.dtype) for k, v in floats.items()}), index
 
     def _choose(self, pack: GeneralPack) -> tuple[Working, Working]:
         """Which parts of the kernels this field needs, and the shapes they work in.
@@ -237,11 +237,13 @@ class Sweeper:
             with self.here():
                 visit_in_turn[(1,)](
                     q, theta, visits.members, len(visits.members), betas, parts, self.energies,
-                    MOVING=Moving(delta=True), WORKING=self.turn_working,
+                    MOVING=VisitKind(delta=True), WORKING=self.turn_working,
                     num_warps=1, num_stages=1,
                 )  # fmt: skip
         else:
-            self.visit(q, visits, betas, self._zero, parts, theta=theta, moving=Moving(delta=True))
+            self.visit(
+                q, visits, betas, self._zero, parts, theta=theta, moving=VisitKind(delta=True)
+            )
         return parts[..., 0].sum(), parts[..., 1].max()
 
     def descend(self, q: Tensor, sweeps: int) -> Tensor:
@@ -261,7 +263,7 @@ class Sweeper:
         betas = torch.ones((1, 1), dtype=torch.float64, device=self.device)
         parts = self.room(self.colors, 1)
         for k in range(1, sweeps + 1):
-            self.visit(q, self.colors, betas, self._zero, parts, moving=Moving(greedy=True))
+            self.visit(q, self.colors, betas, self._zero, parts, moving=VisitKind(greedy=True))
             if k % CHECK_EVERY == 0 and k < sweeps and float(parts[..., 1].max()) == 0.0:
                 break
         return q
@@ -292,7 +294,7 @@ class Sweeper:
 
     def visit(
         self, q: Tensor, visits: VisitOrder, betas: Tensor, clock: Tensor, parts: Tensor, *,
-        theta: Tensor | None = None, luck: Luck | None = None, moving: Moving | None = None,
+        theta: Tensor | None = None, luck: Luck | None = None, moving: VisitKind | None = None,
     ) -> None:  # fmt: skip
         """Visit group after group in each of some chains; only launches, nothing is allocated.
 
@@ -308,7 +310,7 @@ class Sweeper:
         """
         assert visits.starts is not None, "an order without groups"
         chains = betas.shape[1]
-        moving = Moving() if moving is None else moving
+        moving = VisitKind() if moving is None else moving
         with self.here():
             for g, first in enumerate(visits.starts[:-1]):
                 blocks = visits.parts[g + 1] - visits.parts[g]

@@ -14,7 +14,7 @@ from proxfield.core.engines.triton.update.kinds import (
     _AVERAGES,
     _CENTERED,
     _NATIVE,
-    Means,
+    LabelMeans,
     moved,
 )
 
@@ -123,7 +123,7 @@ def binary_update(x, m, g, bias, u, v, steps, numbers, RULE: constexpr):
     if RULE.adaptive:
         spread = 1.0 - 4.0 * m * m
         step = tl.where(steps.redo != 0, steps.safe, 1.0 / (1.0 + (1.0 / step - 1.0) * spread))
-    new, u, v = moved(x, target, u, v, step, numbers, Means(0.0, 0.0, 0.0), RULE.kind)
+    new, u, v = moved(x, target, u, v, step, numbers, LabelMeans(0.0, 0.0, 0.0), RULE.kind)
     if (_AVERAGES >> RULE.kind) & 1:
         e = ratio(x)
         t = e / (1.0 + e)
@@ -198,7 +198,7 @@ def label_update(theta, q, gradient, u, v, steps, numbers, inside, RULE: constex
         mean_residual = tl.sum(residual, 1)[:, None] / count
         mean_target = tl.sum(target, 1)[:, None] / count
         mean_theta = tl.sum(theta, 1)[:, None] / count
-    mean = Means(mean_residual, mean_target, mean_theta)
+    mean = LabelMeans(mean_residual, mean_target, mean_theta)
     new, u, v = moved(theta, target, u, v, step, numbers, mean, RULE.kind)
     new = tl.where(possible, new, inf)
     low = tl.min(new, 1)[:, None]

@@ -58,7 +58,7 @@ READ_BLOCK = 1024
 """Entries of one program that reads marginals."""
 
 
-class Grid(NamedTuple):
+class DiagonalGrid(NamedTuple):
     """What `diagonal_step` is compiled for, beside the rule."""
 
     diagonals: int

@@ -38,7 +38,7 @@ _SLACK, _INVERSE, _GROWTH, _SHRINKAGE, _LARGEST = map(constant, range(6, 11))
 _SMALLEST_STEP: constexpr = constant(SMALLEST_STEP)
 
 
-class Status(NamedTuple):
+class FieldStatus(NamedTuple):
     """The boards of all fields, and the rows that they leave for the host."""
 
     board: Tensor  # (fields, BOARD) int32
@@ -48,7 +48,7 @@ class Status(NamedTuple):
     capacity: int
 
 
-class Progress(NamedTuple):
+class FieldProgress(NamedTuple):
     """Where a field stands; integers and two float64 numbers."""
 
     tick: Tensor
@@ -62,7 +62,7 @@ class Progress(NamedTuple):
     """The last update's change."""
 
 
-class Limits(NamedTuple):
+class StopLimits(NamedTuple):
     """What a field's progress is held against, and what is added to F."""
 
     rows: Tensor
@@ -74,7 +74,7 @@ class Limits(NamedTuple):
 @jit
 def of_field(status, field):
     """The status of one field."""
-    return Status(
+    return FieldStatus(
         status.board + field * _BOARD,
         status.numbers + field * _BOARD,
         status.free_energy + field * status.capacity,
@@ -86,7 +86,7 @@ def of_field(status, field):
 @jit
 def read_progress(status):
     """Where a field stands."""
-    return Progress(
+    return FieldProgress(
         tl.load(status.board + _TICK),
         tl.load(status.board + _DONE),
         tl.load(status.board + _ROW),
@@ -100,7 +100,7 @@ def read_progress(status):
 @jit
 def read_limits(status, parameters):
     """What its progress is held against."""
-    return Limits(
+    return StopLimits(
         tl.load(status.board + _LIMIT),
         tl.load(status.numbers + _CONSTANT) + tl.load(status.numbers + _EXTRA),
         tl.load(parameters + _TOL),
@@ -172,7 +172,7 @@ def control(f, change, now, limits, status, ADAPTIVE: constexpr):
         tl.store(status.change + now.row, change, mask=moved)
         forth = moved.to(tl.int32)
         back = rose.to(tl.int32)
-        return Progress(
+        return FieldProgress(
             now.tick + forth - back,
             tl.where(over, 1, now.done),
             now.row + forth - back,
@@ -186,7 +186,7 @@ def control(f, change, now, limits, status, ADAPTIVE: constexpr):
         tl.store(status.change + now.row, change)
         row = now.row + 1
         done = ((row >= limits.rows) | ((change > limits.tol) == 0)).to(tl.int32)
-        return Progress(now.tick + 1, done, row, now.trial, now.redo, now.before, change)
+        return FieldProgress(now.tick + 1, done, row, now.trial, now.redo, now.before, change)
 
 
 @jit
@@ -207,7 +207,7 @@ def control_search(f, change, now, limits, status, parameters):
     shrunk = used * tl.load(parameters + _SHRINKAGE)
     tl.store(status.numbers + _SIZE, tl.where(moved, grown, tl.where(rose, shrunk, size)))
     tl.store(status.numbers + _USED, tl.where(moved, size, used))
-    return Progress(
+    return FieldProgress(
         now.tick + forth - back,
         tl.where(over, 1, now.done),
         now.row + forth - back,

@@ -57,7 +57,7 @@ class Shape(NamedTuple):
     """Variables of the largest table."""
 
 
-class Agreements(NamedTuple):
+class AgreementSlices(NamedTuple):
     """Slices of weights w·[x_i = x_j]."""
 
     start: Tensor
@@ -101,7 +101,7 @@ class LargerTables(NamedTuple):
 class Couplings(NamedTuple):
     """A bucket's slices of each kind that it has, and the entries of all tables."""
 
-    agree: Agreements | None
+    agree: AgreementSlices | None
     pairs: PairTables | None
     larger: LargerTables | None
     table: Tensor
@@ -118,14 +118,14 @@ class Variables(NamedTuple):
     """Labels of all variables where they agree."""
 
 
-class Unary(NamedTuple):
+class UnaryEnergies(NamedTuple):
     """Unary energies, and what terms of their own add to the gradient."""
 
     own: Tensor
     shift: Tensor | None
 
 
-class Tile(NamedTuple):
+class LabelTile(NamedTuple):
     """A block of variables in a kernel."""
 
     block: Tensor
@@ -162,7 +162,7 @@ def tile_of(block, variables, SHAPE: constexpr):
         card = tl.load(variables.cards + who, mask=real, other=0)[:, None]
         at = tl.load(variables.offset + who, mask=real, other=0)[:, None] + label
     inside = real[:, None] & (label < card)
-    return Tile(block, place, who, real, label, card, at, inside)
+    return LabelTile(block, place, who, real, label, card, at, inside)
 
 
 @jit

@@ -42,7 +42,7 @@ _CENTERED: constexpr = constant(kinds_where(lambda kind: kind.centered))
 _NATIVE: constexpr = constant(not interpreted())
 
 
-class Rule(NamedTuple):
+class RuleForm(NamedTuple):
     """What kernels that update are compiled for."""
 
     kind: int
@@ -91,7 +91,7 @@ class Steps(NamedTuple):
     redo: Tensor
 
 
-class Means(NamedTuple):
+class LabelMeans(NamedTuple):
     """Means over a variable's possible labels; 0 where θ is centered anyway, or a kind doesn't ask
     for them."""
 
