@@ -280,7 +280,7 @@ def _reads_as_batch(
 
 
 @dataclass(frozen=True)
-class Way:
+class ArrayReading:
     """One way to read an image and the array of its labels.
 
     Attributes:
@@ -300,18 +300,18 @@ def _read(
     what: str,
     labels_axis: int | str | None,
     channel_axis: int | str | None,
-) -> Way:
+) -> ArrayReading:
     """The way to read them; labels in full size come first, then masks, then smaller maps."""
     if what == "energies" and labels_axis is None:
         raise InputError("labels_axis=None, expected an axis: energies are those of all labels")
     if labels_axis is None:
         masks = _masks(image, values, channel_axis)
-        return masks[0] if len(masks) == 1 else Way(_refuse_mask(image, values, what))
+        return masks[0] if len(masks) == 1 else ArrayReading(_refuse_mask(image, values, what))
     many = values.ndim > 1
     ways = possible_axes(image, values, what, labels_axis, channel_axis) if many else []
     single = [way for way in ways if values.shape[way.labels] == 1]
     if single and what != "energies" and not (what == "probabilities" and (values == 1).all()):
-        return Way(single[0], mask=True)
+        return ArrayReading(single[0], mask=True)
     auto = labels_axis == "auto" and what != "energies" and image is not None
     if auto and (what == "probabilities" or not ways):
         masks = [m for m in _masks(image, values, channel_axis) if not m.reduced]
@@ -333,7 +333,7 @@ def _read(
                 f"{what} of shape {values.shape} can be enlarged to the image of shape "
                 f"{image.shape} in more than one way; pass labels_axis=0 or -1, or channel_axis"
             )
-    return Way(find_axes(image, values, what, labels_axis, channel_axis))
+    return ArrayReading(find_axes(image, values, what, labels_axis, channel_axis))
 
 
 def _rests(
@@ -351,16 +351,18 @@ def _rests(
     ]
 
 
-def _masks(image: Pixels | None, values: Pixels, channel_axis: int | str | None) -> list[Way]:
+def _masks(
+    image: Pixels | None, values: Pixels, channel_axis: int | str | None
+) -> list[ArrayReading]:
     """Ways to read the values as those of foreground."""
     if image is None:
-        return [Way(Axes(values.shape, 0, None), mask=True)]
+        return [ArrayReading(Axes(values.shape, 0, None), mask=True)]
     found = []
     for pixels, c in _rests(image, values.ndim, channel_axis):
         if pixels == values.shape:
-            found.append(Way(Axes(pixels, 0, c), mask=True))
+            found.append(ArrayReading(Axes(pixels, 0, c), mask=True))
         elif is_reduced(values.shape, pixels):
-            found.append(Way(Axes(pixels, 0, c), mask=True, reduced=True))
+            found.append(ArrayReading(Axes(pixels, 0, c), mask=True, reduced=True))
     return found
 
 
@@ -377,7 +379,7 @@ def _reduced(
     what: str,
     labels_axis: int | str,
     channel_axis: int | str | None,
-) -> list[Way]:
+) -> list[ArrayReading]:
     """Ways to read the values as maps that are smaller than the image."""
     found = []
     for a in axis_candidates(labels_axis, values.ndim, "labels_axis"):
@@ -385,7 +387,7 @@ def _reduced(
         for pixels, c in _rests(image, len(small), channel_axis):
             if is_reduced(small, pixels):
                 mask = values.shape[a] == 1 and what != "energies"
-                found.append(Way(Axes(pixels, a, c), mask=mask, reduced=True))
+                found.append(ArrayReading(Axes(pixels, a, c), mask=mask, reduced=True))
     if what == "probabilities" and len(found) > 1:
         found = [way for way in found if sums_to_one(values, way.axes.labels)] or found
     if len(found) > 1:  # the same factor along all axes, exactly
@@ -394,7 +396,7 @@ def _reduced(
     return found
 
 
-def _spread(values: Pixels, way: Way) -> float:
+def _spread(values: Pixels, way: ArrayReading) -> float:
     """By how much the factors of enlargement along the axes differ."""
     a = way.axes.labels
     small = values.shape[:a] + values.shape[a + 1 :]
@@ -402,7 +404,7 @@ def _spread(values: Pixels, way: Way) -> float:
     return float(round(max(factors) / min(factors), 9))
 
 
-def _enlarge(values: Pixels, reading: Way, what: str) -> Pixels:
+def _enlarge(values: Pixels, reading: ArrayReading, what: str) -> Pixels:
     """The values at the size of the image."""
     pixels = reading.axes.pixels
     axes = list(range(values.ndim))
@@ -425,7 +427,7 @@ def enlarged_note(what: str, small: tuple[int, ...], pixels: tuple[int, ...]) ->
 
 
 def _energies(
-    values: Pixels, reading: Way, what: str, clip: float, normalize: bool
+    values: Pixels, reading: ArrayReading, what: str, clip: float, normalize: bool
 ) -> NDArray[np.float32]:
     """One row of energies per pixel.  # (n, labels)"""
     pixels = reading.axes.pixels

@@ -17,7 +17,7 @@ seam are then those of the whole image for 99.99 % of the pixels; see benchmarks
 
 
 @dataclass(frozen=True)
-class Tile:
+class ImageTile:
     """One tile of an image.
 
     Attributes:
@@ -52,7 +52,7 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Grid:
+class TileGrid:
     """All tiles of an image.
 
     Args:
@@ -61,7 +61,7 @@ class Grid:
         halo: Pixels around it along each axis.
 
     Example:
-        >>> grid = Grid((100, 50), (64, 64), (8, 8))
+        >>> grid = TileGrid((100, 50), (64, 64), (8, 8))
         >>> len(grid), str(grid.part(1))
         (2, 'tile 1 (pixels 56:100, 0:50)')
         >>> grid.part(1).inner
@@ -80,7 +80,7 @@ class Grid:
     def __len__(self) -> int:
         return math.prod(self.counts)
 
-    def part(self, number: int) -> Tile:
+    def part(self, number: int) -> ImageTile:
         """The tile of a number."""
         core, around = [], []
         place = np.unravel_index(number, self.counts)
@@ -88,7 +88,7 @@ class Grid:
             first, last = int(k) * t, min(n, (int(k) + 1) * t)
             core.append(slice(first, last))
             around.append(slice(max(0, first - h), min(n, last + h)))
-        return Tile(number, tuple(core), tuple(around))
+        return ImageTile(number, tuple(core), tuple(around))
 
 
 def make_grid(
@@ -96,7 +96,7 @@ def make_grid(
     tile: int | Sequence[int],
     halo: int | Sequence[int] | str,
     reach: Sequence[float],
-) -> Grid:
+) -> TileGrid:
     """The tiles of an image.
 
     Args:
@@ -116,7 +116,7 @@ def make_grid(
         around = tuple(math.ceil(HALO_SIGMAS * sigma) for sigma in reach)
     else:
         around = _whole(halo, len(pixels), "halo", 0)
-    return Grid(pixels, lengths, around)
+    return TileGrid(pixels, lengths, around)
 
 
 def _whole(given: int | Sequence[int], count: int, name: str, least: int) -> tuple[int, ...]:

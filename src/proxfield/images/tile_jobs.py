@@ -15,7 +15,7 @@ from proxfield.core.common.arrays import Pixels
 from proxfield.core.common.records import Record
 from proxfield.core.jobs import run_jobs, slots_of, threads_per_item
 from proxfield.errors import InputError
-from proxfield.images.tile_grid import Grid, Tile
+from proxfield.images.tile_grid import ImageTile, TileGrid
 from proxfield.images.tile_work import TileWork
 from proxfield.io.npy import Mapped, map_array
 from proxfield.io.windows import Held, Sliced, writing_to
@@ -32,7 +32,7 @@ def stored_tiles(place: Path) -> set[int]:
 
 
 def run_tiles(
-    work: TileWork, grid: Grid, todo: Sequence[int], place: Path, jobs: int | None
+    work: TileWork, grid: TileGrid, todo: Sequence[int], place: Path, jobs: int | None
 ) -> Iterator[Record]:
     """Refine tiles; their files are there when their records come.
 
@@ -72,7 +72,7 @@ class TileJob:
     work: TileWork
     place: Path
 
-    def __call__(self, part: Tile) -> Record:
+    def __call__(self, part: ImageTile) -> Record:
         record: Record = {"number": part.number, "error": None, "status": None, "changed": 0}
         try:
             values, record["status"], record["changed"] = self.work.refine(part)

@@ -31,7 +31,7 @@ from proxfield.images.pixels import (
     widths,
 )
 from proxfield.images.settings import DenseSettings
-from proxfield.images.tile_grid import Grid, Tile
+from proxfield.images.tile_grid import ImageTile, TileGrid
 from proxfield.io.folders import ProgressFolder
 from proxfield.io.images import as_probabilities
 from proxfield.io.windows import Sliced, Window
@@ -154,7 +154,7 @@ class TileWork:
             out.append((np.asarray(each / spacing), colored))
         return out
 
-    def decided(self, grid: Grid, held: ProgressFolder) -> TileWork:
+    def decided(self, grid: TileGrid, held: ProgressFolder) -> TileWork:
         """The same with the width of colors, the filter and its blurs as the whole image has them.
 
         Args:
@@ -178,7 +178,7 @@ class TileWork:
         certain = bool(kept["certain"])
         return replace(self, build=build, blurs=tuple(kept["blurs"]), certain=certain)
 
-    def _certain(self, grid: Grid) -> bool:
+    def _certain(self, grid: TileGrid) -> bool:
         """Whether probabilities or logits are labels, see `are_labels`; looks at all if so."""
         if self.kind == "labels" or self.build["confidence"] == 1:
             return False
@@ -188,7 +188,7 @@ class TileWork:
             parts, axis = (np.squeeze(part, self.axes.labels) for part in parts), None
         return are_labels(parts, axis, self.kind, bool(self.build.get("normalize", False)))
 
-    def _color(self, grid: Grid) -> Doubles | None:
+    def _color(self, grid: TileGrid) -> Doubles | None:
         """Standard deviations of colors in the image's own units."""
         if self.image is None or self.settings.bilateral_weight == 0:
             return None
@@ -202,7 +202,7 @@ class TileWork:
             ends = np.array([(x.min(), x.max()) for x in parts]).astype(self.image.dtype)
         return color_bandwidth(ends, sigma, of)
 
-    def _blurs(self, grid: Grid, color: Doubles | None) -> list[str | None]:
+    def _blurs(self, grid: TileGrid, color: Doubles | None) -> list[str | None]:
         """The blur of each term's lattice, by the pixels that the whole image would look at."""
         numbers = np.unique(
             np.linspace(0, len(grid) - 1, min(len(grid), SAMPLED_TILES)).astype(int)
@@ -267,7 +267,7 @@ class TileWork:
             return as_probabilities(found, self.unary.name)
         return found.astype(np.float32) if found.dtype == np.float16 else found
 
-    def refine(self, part: Tile) -> tuple[Pixels, str, int]:
+    def refine(self, part: ImageTile) -> tuple[Pixels, str, int]:
         """The results of a tile without its halo, how inference ended, and changed pixels."""
         return_freed_arrays()
         try:
@@ -275,7 +275,7 @@ class TileWork:
         finally:
             gc.collect()  # fields and programs refer to each other: the next tile needs the room
 
-    def _refine(self, part: Tile) -> tuple[Pixels, str, int]:
+    def _refine(self, part: ImageTile) -> tuple[Pixels, str, int]:
         image = None if self.image is None else self.read_image(part.around)
         unary = self.read_unary(part.around)
         options = {**self.build, "channel_axis": self.axes.channels, "batch": False}

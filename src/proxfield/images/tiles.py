@@ -30,7 +30,7 @@ from proxfield.errors import InputError, InputWarning, shown
 from proxfield.images.densecrf import divided
 from proxfield.images.inputs import confidence_note
 from proxfield.images.settings import DenseSettings
-from proxfield.images.tile_grid import Grid, make_grid
+from proxfield.images.tile_grid import TileGrid, make_grid
 from proxfield.images.tile_jobs import run_tiles, stored_tiles, tile_path
 from proxfield.images.tile_work import INPUTS, TileWork, make_tile
 from proxfield.io.files import display_name
@@ -198,7 +198,7 @@ class _Tiling:
 
     out: Array
     work: TileWork
-    grid: Grid
+    grid: TileGrid
     held: ProgressFolder
     reference: GeoReference | None
     callback: OnTile | None

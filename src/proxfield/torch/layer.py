@@ -52,7 +52,7 @@ RENAMED = {
 """Present names of arguments by their former names."""
 
 
-class UpdateOptions(TypedDict, total=False):
+class LayerUpdates(TypedDict, total=False):
     """Which updates a layer makes, and how their gradients are computed; see `DenseCRF`."""
 
     step: float | None
@@ -64,7 +64,7 @@ class UpdateOptions(TypedDict, total=False):
     adjoint_max_iters: int
 
 
-UPDATES: UpdateOptions = {
+UPDATES: LayerUpdates = {
     "step": None,
     "max_iters": "preset",
     "tol": 1e-6,
@@ -76,7 +76,7 @@ UPDATES: UpdateOptions = {
 """Where nothing is said."""
 
 
-class LayerOptions(GivenSettings, UpdateOptions, total=False):
+class LayerOptions(GivenSettings, LayerUpdates, total=False):
     """Options of the layer: settings in place of the preset's, updates, and how images are read."""
 
     image_range: str | Sequence[float] | None
@@ -183,7 +183,7 @@ class DenseCRF(Module):  # type: ignore[misc]
         need_torch()
         super().__init__()
         chosen = DenseSettings.chosen({"preset": preset, **options}, color_range=1.0)
-        updates = cast("UpdateOptions", {k: options.get(k, x) for k, x in UPDATES.items()})
+        updates = cast("LayerUpdates", {k: options.get(k, x) for k, x in UPDATES.items()})
         images: Record = {k: v for k, v in options.items() if k in ("image_range", "mean", "std")}
         one_of("normalization", chosen.normalization, NORMALIZATIONS)
         one_of("filter", chosen.filter, ("auto", *FILTERS))
@@ -230,7 +230,7 @@ class DenseCRF(Module):  # type: ignore[misc]
             )
         self.compatibility = self._compatibility(chosen.compatibility, "compatibility" in learn)
 
-    def _take(self, updates: UpdateOptions, preset_iters: int) -> None:
+    def _take(self, updates: LayerUpdates, preset_iters: int) -> None:
         """Check the options of updates, and make them attributes."""
         count, tol, step = updates["max_iters"], updates["tol"], updates["step"]
         count = preset_iters if count == "preset" else count
