@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -22,14 +23,15 @@ def run(program: str) -> str:
 
 
 def test_entries_keep_their_order() -> None:
-    numbers = Registry({"two": 2, "one": 1})
-    numbers["three"] = 3
-    assert dict(numbers) == {"two": 2, "one": 1, "three": 3}
-    del numbers["two"]
-    assert list(numbers) == ["one", "three"]
-    assert len(numbers) == 2
-    with pytest.raises(KeyError, match="two"):
-        numbers["two"]
+    kinds = Registry[type]({"fraction": "fractions:Fraction"})
+    kinds["text"] = str
+    kinds["number"] = int
+    assert dict(kinds) == {"fraction": Fraction, "text": str, "number": int}
+    del kinds["text"]
+    assert list(kinds) == ["fraction", "number"]
+    assert len(kinds) == 2
+    with pytest.raises(KeyError, match="text"):
+        kinds["text"]
 
 
 @pytest.mark.parametrize(

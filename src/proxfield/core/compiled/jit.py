@@ -132,7 +132,8 @@ def kernel_sources(package: Path) -> dict[Path, bytes]:
     found = set(compiled)
     for path in compiled:
         for name in re.findall(rb"^from proxfield\.([\w.]+) import", texts[path], re.MULTILINE):
-            found.add(package / f"{name.decode().replace('.', '/')}.py")
+            place = package / name.decode().replace(".", "/")
+            found.update([place.with_suffix(".py"), place / "__init__.py"])
     return {path: text for path, text in texts.items() if path in found}
 
 
