@@ -181,11 +181,11 @@ def test_weights_and_tables_together(device: str) -> None:
         field, weights=weights, tables=[None, table[0]], step=0.5, max_iters=5, init="unary"
     )
     assert torch.equal(squeezed, run(weights, table))
-    held = vars(field._kept)["_without"]
+    held = field._kept.without
     assert len(held) == 1
     rest = next(iter(held.values()))
     run(weights, table)
-    assert next(iter(vars(field._kept)["_without"].values())) is rest
+    assert next(iter(field._kept.without.values())) is rest
     assert not grids[0].tables.any()
 
 
