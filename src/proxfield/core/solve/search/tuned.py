@@ -193,14 +193,14 @@ MIN_DISTANCE = 0.05
 """Share of the variables in which states of the pool's more diverse half differ. 0 / 0 %."""
 MAX_TRIALS, MAX_UNCERTAIN = 8, 3
 """Maximum number of decisions that are tried to split a cell, and how many of them are kept for
-variables of large variance. +1 / 0 %; 0 / 0 %."""
+variables of large variance. +1 / 0 %; 0 / +1 %."""
 TRIAL_DESCENTS = 3
 """Descents of a trial: two children, one of which has two starts."""
 MAX_CURVATURE = 4.0
-"""A variable depends on others as much as it can from this bound on its curvature on. +1 / 0 %."""
+"""A variable depends on others as much as it can from this bound on its curvature on. 0 / 0 %."""
 MAX_REFINEMENTS, MAX_OVERLAP = 24, 0.5
 """Maximum number of alternatives that are improved, and the share of variables that two of these
-may have in common. −3 / +1 %; −6 / 0 %."""
+may have in common. 0 / 0 %; −3 / −1 %."""
 MAX_COMBINATIONS, MAX_COMPARISONS, MAX_NEW_PATCHES = 8, 4, 128
 """Maximum number of times in a row that patches are put into a state and that a state is compared
 with the pool, and of patches that a comparison adds. 0 / 0 % each."""
