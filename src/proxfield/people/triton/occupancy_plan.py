@@ -167,7 +167,7 @@ class Group:
             before += len(s.runs)
         none = [np.zeros(1, dtype=np.int64)]  # so that they have an address
         lists = [self._ints(np.concatenate(part or none)) for part in (at, column, length, starts)]
-        self.runs = kernels.RunList(*lists, which=self.with_runs, many=self.numbers[1:])
+        self.runs = kernels.RunList(*lists, self.with_runs, self.numbers[1:])
 
     # ---- from differences to images ----
 
