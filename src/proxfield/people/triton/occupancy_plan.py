@@ -166,8 +166,11 @@ class Group:
             starts.append(s.starts + before)
             before += len(s.runs)
         none = [np.zeros(1, dtype=np.int64)]  # so that they have an address
-        lists = [self._ints(np.concatenate(part or none)) for part in (at, column, length, starts)]
-        self.runs = kernels.RunList(*lists, self.with_runs, self.numbers[1:])
+        parts = (at, column, length, starts)
+        place, columns, lengths, start = (self._ints(np.concatenate(p or none)) for p in parts)
+        self.runs = kernels.RunList(
+            place, columns, lengths, start, self.with_runs, self.numbers[1:]
+        )
 
     # ---- from differences to images ----
 
