@@ -178,7 +178,7 @@ def when_a_crf_helps(folder: Path) -> Numbers:
 
 STUDIO_SOURCES = (
     "scripts/studio_screenshot.py",
-    *(f"src/proxfield/studio/{name}" for name in ("page.py", "scene.py", "static/studio.css")),
+    *(f"src/proxfield/studio/{name}" for name in ("page.py", "inputs.py", "static/studio.css")),
 )
 PICTURES = {
     "convergence": Picture(convergence, ("scripts/figures.py",), 4, part=0.47),

@@ -26,6 +26,8 @@ INDEX = "checkpoint.json"
 
 SLOT = ("buffers", "spins", "board", "numbers", "u", "v")
 """Tensors of a state of the engine cuda that say where it is."""
+KNOWN = "known "
+"""Before the names of what a state of the engine cpu knows about its marginals."""
 
 
 def is_tensor(value: object) -> bool:
@@ -43,6 +45,9 @@ def parts_of(state: State) -> dict[str, Any]:
     held = state.arrays
     values = dict(vars(held)) if hasattr(held, "__dict__") else {}
     slot, packed = values.pop("slot", None), values.pop("arrays", None)
+    known = values.pop("known", None)
+    if known is not None:  # cpu
+        values.update({KNOWN + name: value for name, value in vars(known).items()})
     if slot is not None:  # cuda
         values = {"pending": held.pending}
         values.update({name: getattr(slot, name) for name in SLOT})
@@ -76,6 +81,8 @@ def restore(state: State, arrays: dict[str, Any], values: dict[str, Any]) -> Non
     for name, value in {**rest, **arrays}.items():
         if slot is not None:
             restore_slot(held, name, value)
+        elif name.startswith(KNOWN):
+            setattr(held.known, name.removeprefix(KNOWN), value)
         elif name in getattr(packed, "_fields", ()):
             parts[name][:] = value
         elif name == "sizes":
