@@ -43,11 +43,14 @@ class Registry(MutableMapping[str, T]):
         for name, known in self.known.items():
             if known is entry:
                 return name
-        place = f"{getattr(entry, '__module__', '')}:{getattr(entry, '__qualname__', '')}"
         for name, there in self.places.items():
-            if there == place and name not in self.known:
+            if there == place(entry) and name not in self.known:
                 return name
         return None
+
+    def place_of(self, name: str) -> str | None:
+        """Where the entry of a name is, if it has been added; nothing is imported."""
+        return place(self.known[name]) if name in self.known else self.places.get(name)
 
     def __repr__(self) -> str:
         return f"Registry({', '.join(self)})"
@@ -77,6 +80,11 @@ class Registry(MutableMapping[str, T]):
 
     def __len__(self) -> int:
         return len(list(iter(self)))
+
+
+def place(entry: object) -> str:
+    """Where a class is, as "module:name"."""
+    return f"{getattr(entry, '__module__', '')}:{getattr(entry, '__qualname__', '')}"
 
 
 def import_applications() -> None:

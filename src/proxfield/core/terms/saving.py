@@ -12,7 +12,7 @@ from typing import TypeVar, overload
 import numpy as np
 
 from proxfield.core.common.arrays import Arrays
-from proxfield.core.common.registry import Registry, import_applications
+from proxfield.core.common.registry import Registry, import_applications, place
 from proxfield.core.terms.base import Term
 from proxfield.core.terms.registry import TERMS
 from proxfield.errors import InputError, ProxfieldError, shown
@@ -74,11 +74,11 @@ def saveable_as(term: T, kind: str | None) -> T:
     if not (isinstance(term, type) and issubclass(term, Term)):
         raise InputError(f"saveable takes a class of terms, not {shown(term)}")
     name = getattr(term, "name", term.__name__) if kind is None else kind
-    there = KINDS.known.get(name)
-    if there is not None and _place(there) != _place(term):  # a notebook's cell may run again
+    there = KINDS.place_of(name)
+    if there not in (None, place(term)):  # a notebook's cell may run again
+        known = there.replace(":", ".")
         raise InputError(
-            f"{_place(there)} is already saved as {shown(name)}; pass another kind= for "
-            f"{term.__name__}"
+            f"{known} is already saved as {shown(name)}; pass another kind= for {term.__name__}"
         )
     KINDS[name] = term
     return term
@@ -87,10 +87,6 @@ def saveable_as(term: T, kind: str | None) -> T:
 def library_form(kind: str) -> Callable[[T], T]:
     """Register an application's class that a kind's constructor chooses: files call it ``kind``."""
     return lambda term: saveable_as(term, kind)
-
-
-def _place(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def term_arrays(term: Term) -> tuple[str, Arrays]:
