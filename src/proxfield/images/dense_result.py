@@ -63,9 +63,10 @@ class DenseResult(Result):
         Pixels that were unsure (see `DenseCRF.from_labels`) had none, and don't count.
 
         Example:
+            >>> import proxfield as pf
             >>> p = np.full((4, 5), 0.8)
             >>> p[2, 2] = 0.4
-            >>> result = DenseCRF(None, p, labels_axis=None, preset="krahenbuehl").infer()
+            >>> result = pf.DenseCRF(None, p, labels_axis=None, preset="krahenbuehl").infer()
             >>> int(result.changed.sum()), np.argwhere(result.changed).tolist()
             (1, [[2, 2]])
         """

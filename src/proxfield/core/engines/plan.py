@@ -146,6 +146,11 @@ class Update:
     search: Search | None = None
     refinement: StepRefinement | None = None
 
+    @classmethod
+    def damped(cls, step: NDArray[np.float64]) -> Update:
+        """The proximal update with these steps: θ ← θ − s (θ − θ*).  # (n_vars,)"""
+        return cls(Kind.PROXIMAL, step)
+
     def refined(self) -> Update:
         """The update with the step that its refinement has found; itself if there is none."""
         step = None if self.refinement is None else self.refinement.step

@@ -14,7 +14,7 @@ from proxfield.core.devices.cuda import torch
 from proxfield.core.devices.pytorch import need_torch
 from proxfield.core.devices.tensors import Tensor
 from proxfield.core.engines.base import Rows, State
-from proxfield.core.engines.plan import Kind, Update
+from proxfield.core.engines.plan import Update
 from proxfield.core.engines.recorded import Factors, Recorded
 from proxfield.core.engines.torch.energy import Energy
 from proxfield.core.engines.torch.program import TorchProgram
@@ -108,7 +108,7 @@ class TorchUpdates(Recorded[State]):
         self.program = tied.made_by(Recorder, self.unary, self.numbers)
 
     def _plan(self, step: float) -> Update:
-        return Update(Kind.PROXIMAL, np.full(self.tied.lowered.layout.n_vars, step))
+        return Update.damped(np.full(self.tied.lowered.layout.n_vars, step))
 
     def start(self) -> State:
         q = torch.isfinite(self.unary).to(self.unary)
