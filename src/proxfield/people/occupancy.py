@@ -8,6 +8,7 @@ camera sees foreground.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -299,7 +300,7 @@ class ExactOccupancy(Occupancy):
         return abs(self.constant) + most * sum(s.shares for s in self.silhouettes)
 
     def relative_curvature(self, layout: Layout) -> Floats:
-        bounds = [np.maximum(w, 0) / np.e + np.maximum(-w, 0) / 4 for w in self.weights]
+        bounds = [np.maximum(w, 0) / math.e + np.maximum(-w, 0) / 4 for w in self.weights]
         return self._widen(layout, self._spread(bounds))
 
     def curvature(self, layout: Layout) -> Floats:
