@@ -103,6 +103,12 @@ def _shorten(line: str, longest: int) -> str:
     return cut_middle(line, longest)
 
 
+def reason(error: BaseException) -> str:
+    """The cause of an error on one line: what the system says, its own text, or its class."""
+    text = getattr(error, "strerror", None) or str(error)
+    return " ".join(str(text).split()) or type(error).__name__
+
+
 class ProxfieldError(Exception):
     """Base class of every error raised on purpose.
 

@@ -18,7 +18,8 @@ from proxfield.bench.peers.scenes import read_scenes
 from proxfield.cli.refine_files import Pair
 from proxfield.cli.refine_many import PROCESS_BYTES, bytes_needed
 from proxfield.io import images
-from proxfield.io.npy import map_array, naming_damage, stored_shape
+from proxfield.io.files import naming_damage
+from proxfield.io.npy import map_array, stored_shape
 from proxfield.io.windows import open_sliced
 from proxfield.learn.files import read_arrays, write_arrays
 

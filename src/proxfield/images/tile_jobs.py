@@ -17,7 +17,7 @@ from proxfield.core.jobs import run_jobs, slots_of, threads_per_item
 from proxfield.errors import InputError
 from proxfield.images.tile_grid import ImageTile, TileGrid
 from proxfield.images.tile_work import TileWork
-from proxfield.io.npy import Mapped, map_array
+from proxfield.io.npy import map_array, mapped
 from proxfield.io.windows import Held, Sliced, writing_to
 
 
@@ -107,8 +107,7 @@ def _on_disk(work: TileWork, place: Path) -> TileWork:
             return given
         with writing_to(place):
             np.save(place / name, given.array)
-        mapped = map_array(place / name)
-        return Mapped(place / name, mapped.shape, mapped.dtype, int(mapped.offset))
+        return mapped(map_array(place / name), place / name)
 
     unary = stored(work.unary, "unary.npy")
     assert unary is not None

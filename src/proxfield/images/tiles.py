@@ -33,9 +33,8 @@ from proxfield.images.settings import DenseSettings
 from proxfield.images.tile_grid import TileGrid, make_grid
 from proxfield.images.tile_jobs import run_tiles, stored_tiles, tile_path
 from proxfield.images.tile_work import INPUTS, TileWork, make_tile
-from proxfield.io.files import display_name
+from proxfield.io.files import display_name, naming_damage
 from proxfield.io.folders import ProgressFolder
-from proxfield.io.npy import naming_damage
 from proxfield.io.remote import is_remote
 from proxfield.io.tiff import GeoReference
 from proxfield.io.windows import (

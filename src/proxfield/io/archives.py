@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Iterator
 
 from proxfield.core.common.memory import human_bytes
-from proxfield.errors import InputError
+from proxfield.errors import InputError, reason
 
 CHUNK = 1 << 20
 """Bytes read, and bytes decompressed, at a time."""
@@ -28,11 +28,12 @@ XZ_MEMORY = 256 << 20
 """Memory of the xz decoder: its dictionary is as large as the file says (65 MiB for xz -9)."""
 
 MAGIC = {
-    ".gz": ("gzip", b"\x1f\x8b"),
-    ".xz": ("xz", b"\xfd7zXZ\x00"),
-    ".bz2": ("bzip2", b"BZh"),
+    "gzip": (".gz", b"\x1f\x8b"),
+    "xz": (".xz", b"\xfd7zXZ\x00"),
+    "bzip2": (".bz2", b"BZh"),
 }
-LONGEST_MAGIC = max(len(magic) for _, magic in MAGIC.values())
+"""Suffixes and first bytes of the kinds of archives."""
+LONGEST_MAGIC = 6
 
 Read = Callable[[int], bytes]
 """Gives up to so many bytes, none at the end."""
@@ -73,17 +74,13 @@ def read_chunks(
     except InputError:
         raise
     except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as error:
+        message = f"{kind} archive is corrupt or cut short ({reason(error)}), expected a whole one"
         if isinstance(error, lzma.LZMAError) and "memory usage limit" in str(error).lower():
-            raise InputError(
+            message = (
                 f"xz archive needs more than {human_bytes(XZ_MEMORY)} to decompress, "
-                "expected at most what xz -9 uses",
-                path=name,
-            ) from None
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(
-            f"{kind} archive is corrupt or cut short ({reason}), expected a whole archive",
-            path=name,
-        ) from None
+                "expected at most what xz -9 uses"
+            )
+        raise InputError(message, path=name) from None
 
 
 class _Limit:
@@ -113,7 +110,7 @@ class _Limit:
 
 def _kind(head: bytes, name: str) -> str | None:
     """The kind of archive that begins like this, None if it is none."""
-    for suffix, (kind, magic) in MAGIC.items():
+    for kind, (suffix, magic) in MAGIC.items():
         if head.startswith(magic):
             return kind
         # Cut inside the magic bytes: only the suffix still tells that it was an archive.
@@ -127,7 +124,7 @@ def _kind(head: bytes, name: str) -> str | None:
 
 def _decompress(kind: str, data: bytes, read: Read, limit: _Limit) -> Iterator[bytes]:
     """Pieces of the streams of an archive, one stream after the other."""
-    magic = next(magic for known, magic in MAGIC.values() if known == kind)
+    magic = MAGIC[kind][1]
     limit.packed = len(data)
 
     def refill() -> bytes:
@@ -136,7 +133,11 @@ def _decompress(kind: str, data: bytes, read: Read, limit: _Limit) -> Iterator[b
         return more
 
     while True:
-        decoder = _Gzip() if kind == "gzip" else _other(kind)
+        decoder: _Gzip | lzma.LZMADecompressor | bz2.BZ2Decompressor
+        if kind == "xz":
+            decoder = lzma.LZMADecompressor(format=lzma.FORMAT_XZ, memlimit=XZ_MEMORY)
+        else:
+            decoder = _Gzip() if kind == "gzip" else bz2.BZ2Decompressor()
         while not decoder.eof:
             if decoder.needs_input and not data:
                 data = refill()
@@ -159,12 +160,6 @@ def _decompress(kind: str, data: bytes, read: Read, limit: _Limit) -> Iterator[b
             if data and kind == "gzip":
                 raise ValueError("something else follows the stream")
             return  # as xz and bzip2 do, ignore what follows
-
-
-def _other(kind: str) -> lzma.LZMADecompressor | bz2.BZ2Decompressor:
-    if kind == "xz":
-        return lzma.LZMADecompressor(format=lzma.FORMAT_XZ, memlimit=XZ_MEMORY)
-    return bz2.BZ2Decompressor()
 
 
 class _Gzip:

@@ -14,10 +14,9 @@ from proxfield.core.common.arrays import Doubles
 from proxfield.core.common.checks import is_exact, is_real
 from proxfield.core.common.records import Record
 from proxfield.errors import InputError, shown
-from proxfield.io.files import Target, read_bytes
+from proxfield.io.files import Target, decode_text, parse_json, read_bytes
 from proxfield.io.masks import Size, check_scale, check_sizes, fill_boxes
 from proxfield.io.patterns import fields, fill
-from proxfield.io.text import decode_text, parse_json
 
 COLUMNS = ("camera", "frame", "left", "top", "right", "bottom")
 MIN_SCORE = 0.5

@@ -19,8 +19,14 @@ from proxfield.core.common.arrays import Floats
 from proxfield.core.common.checks import is_exact
 from proxfield.core.common.records import Record
 from proxfield.errors import InputError, shown
-from proxfield.io.files import Target, atomic_write, display_name, read_bytes
-from proxfield.io.text import decode_text, parse_json
+from proxfield.io.files import (
+    Target,
+    atomic_write,
+    decode_text,
+    display_name,
+    parse_json,
+    read_bytes,
+)
 
 FORMAT = "proxfield calibration"
 UNITS = {"m": 1.0, "cm": 0.01, "mm": 0.001}

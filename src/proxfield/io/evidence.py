@@ -9,8 +9,7 @@ import numpy.typing as npt
 
 from proxfield.errors import InputError, shown
 from proxfield.io.files import Source, Target, atomic_write
-from proxfield.io.text import Text, read_text
-from proxfield.io.tokens import Tokens
+from proxfield.io.tokens import Text, Tokens, read_text
 
 
 def _first_pair(tokens: Tokens) -> int:

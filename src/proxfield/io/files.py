@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import contextlib
 import gzip
+import json
 import lzma
 import os
 import re
@@ -12,20 +13,26 @@ import secrets
 import stat
 import sys
 from collections.abc import Iterator
+from errno import EINVAL
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
-from proxfield.errors import InputError
+from proxfield.errors import InputError, ProxfieldError, reason
 from proxfield.io.archives import Read, read_chunks
 from proxfield.io.remote import RemotePath, is_remote, make_path
-from proxfield.io.remote import reason as _reason
 
 # "-" (a plain str) stands for standard input or output.
 Source: TypeAlias = "str | os.PathLike[str] | BinaryIO"
 Target: TypeAlias = "str | os.PathLike[str]"
 
-_FD_PATH = re.compile(r"/(?:dev|proc/self)/fd/([0-9]{1,9})")
-_STREAMS = {"/dev/stdout": 1, "/dev/stderr": 2}
+NO_FOLDER = "its folder doesn't exist, expected an existing folder (try mkdir -p)"
+
+_FD_PATH = re.compile(r"/(?:dev|proc/self)/fd/([0-9]{1,9})|/dev/std(out|err)")
+_UNWRITABLE = {
+    FileNotFoundError: ", " + NO_FOLDER,
+    IsADirectoryError: ", is a directory, expected a file name",
+    PermissionError: ", permission denied, expected a writable file and folder",
+}
 
 
 def display_name(path: object) -> str:
@@ -72,6 +79,49 @@ def stem(path: Target) -> str:
     return name[: len(name) - len(ending(path))]
 
 
+@contextlib.contextmanager
+def naming_damage(name: str | None, what: str = "array file") -> Iterator[None]:
+    """Raise `InputError` for whatever goes wrong while a library reads a file.
+
+    For a damaged file, numpy, zipfile, zlib, Pillow and others raise a dozen kinds of errors,
+    `tokenize.TokenError` (numpy's header is a Python literal) and MemoryError among them.
+
+    Args:
+        name: The file's name in messages; None if the caller adds it.
+        what: What kind of file it is, for messages.
+
+    Example:
+        >>> with naming_damage("x.npy"):
+        ...     raise EOFError("No data left in file")
+        Traceback (most recent call last):
+        proxfield.errors.InputError: x.npy: array file is damaged or cut short (No data left in \
+file), expected a whole file
+    """
+    try:
+        yield
+    except ProxfieldError:
+        raise
+    except FileNotFoundError:
+        raise InputError("no such file, expected an existing file", path=name) from None
+    except MemoryError:
+        raise InputError(
+            f"{what} doesn't fit in memory, expected a smaller one (or a whole file, if its size "
+            "is wrong)",
+            path=name,
+        ) from None
+    except Exception as error:
+        # EINVAL: a damaged file names places outside of itself
+        if isinstance(error, OSError) and error.errno not in (None, EINVAL):
+            raise InputError(
+                f"can't read ({reason(error)}), expected a readable file", path=name
+            ) from None
+        said = error.args[0] if error.args and isinstance(error.args[0], str) else str(error)
+        why = display_name(" ".join(said.split())) or type(error).__name__
+        raise InputError(
+            f"{what} is damaged or cut short ({why}), expected a whole file", path=name
+        ) from None
+
+
 def _reader(stream: object, name: str) -> Read:
     """How to read from an open file; text streams are refused unless they wrap bytes."""
     stream = getattr(stream, "buffer", stream)
@@ -86,7 +136,7 @@ def _reader(stream: object, name: str) -> Read:
             content = read(size)
         except (OSError, ValueError) as error:
             raise InputError(
-                f"can't read ({_reason(error)}), expected an open, readable binary file", path=name
+                f"can't read ({reason(error)}), expected an open, readable binary file", path=name
             ) from None
         if isinstance(content, str):
             content = content.encode("utf-8", "surrogateescape")
@@ -101,28 +151,29 @@ def _reader(stream: object, name: str) -> Read:
     return some
 
 
+def no_such_file(name: str) -> InputError:
+    """The error for a file that isn't there."""
+    return InputError(
+        "no such file, expected an existing file (check the spelling and the folder)", path=name
+    )
+
+
 def _open(path: str | os.PathLike[str], name: str) -> BinaryIO:
     """Open a file for reading, or say why it can't be."""
     try:
         return make_path(path).open("rb")
     except FileNotFoundError:
-        raise InputError(
-            "no such file, expected an existing file (check the spelling and the folder)", path=name
-        ) from None
-    except IsADirectoryError:
-        raise InputError("is a directory, expected a file inside it", path=name) from None
-    except PermissionError:
-        if Path(path).is_dir():  # what Windows says when a directory is opened
-            raise InputError("is a directory, expected a file inside it", path=name) from None
-        raise InputError(
-            "permission denied, expected a readable file (try chmod +r)", path=name
-        ) from None
+        raise no_such_file(name) from None
     except InputError:
         raise
     except (OSError, ValueError) as error:
-        raise InputError(
-            f"can't read ({_reason(error)}), expected a readable file", path=name
-        ) from None
+        message = f"can't read ({reason(error)}), expected a readable file"
+        if isinstance(error, PermissionError):
+            message = "permission denied, expected a readable file (try chmod +r)"
+        # Windows says PermissionError when a directory is opened
+        if isinstance(error, IsADirectoryError | PermissionError) and Path(path).is_dir():
+            message = "is a directory, expected a file inside it"
+        raise InputError(message, path=name) from None
 
 
 def open_source(source: Source, max_bytes: int | None = None) -> tuple[Iterator[bytes], str]:
@@ -149,10 +200,10 @@ def open_source(source: Source, max_bytes: int | None = None) -> tuple[Iterator[
         return read_chunks(_reader(source, name), name, max_bytes), name
     name = display_name(source)
     stream = _open(source, name)
+    remote = is_remote(os.fspath(source))
 
     def chunks() -> Iterator[bytes]:
         with stream:
-            remote = is_remote(os.fspath(source))
             size = stream.seek(0, 2) if remote else os.fstat(stream.fileno()).st_size
             if remote:
                 stream.seek(0)
@@ -191,6 +242,34 @@ def read_bytes(source: Source, max_bytes: int | None = None) -> tuple[bytes, str
         raise InputError("doesn't fit in memory, expected a smaller file", path=name) from None
 
 
+def decode_text(data: bytes, name: str, expected: str) -> str:
+    """The text of a file in UTF-8, with or without a byte order mark.
+
+    Raises:
+        InputError: If it is something else; says what was expected.
+    """
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise InputError(f"isn't text, expected {expected}", path=name) from None
+
+
+def parse_json(text: str, name: str) -> object:
+    """The content of a JSON file.
+
+    Raises:
+        InputError: If it isn't JSON, with the line.
+    """
+    try:
+        content: object = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InputError(f"isn't JSON ({error.msg})", path=name, line=error.lineno) from None
+    except (RecursionError, ValueError) as error:
+        why = type(error).__name__
+        raise InputError(f"isn't JSON that can be read ({why})", path=name) from None
+    return content
+
+
 def _compress(data: bytes, name: str) -> bytes:
     """Compress as the suffix asks; the same data always give the same bytes."""
     suffix = Path(name).suffix.lower()
@@ -198,9 +277,7 @@ def _compress(data: bytes, name: str) -> bytes:
         return gzip.compress(data, compresslevel=6, mtime=0)
     if suffix == ".xz":
         return lzma.compress(data)
-    if suffix == ".bz2":
-        return bz2.compress(data)
-    return data
+    return bz2.compress(data) if suffix == ".bz2" else data
 
 
 def _write_all(fd: int, data: bytes) -> None:
@@ -210,16 +287,6 @@ def _write_all(fd: int, data: bytes) -> None:
         stream.flush()
         if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
             os.fsync(stream.fileno())
-
-
-def _inherited_fd(path: str) -> int | None:
-    """Descriptor number behind names like /dev/stdout, None for every other path."""
-    # Opening such a name again would truncate a redirected file, and replacing it would
-    # remove the device link itself: both are avoided by writing to the descriptor.
-    if path in _STREAMS:
-        return _STREAMS[path]
-    match = _FD_PATH.fullmatch(path)
-    return int(match.group(1)) if match else None
 
 
 def _replace(path: str, data: bytes) -> None:
@@ -275,8 +342,10 @@ def atomic_write(path: Target, data: bytes | str) -> None:
     to_stdout = isinstance(path, str) and path == "-"
     text = os.fsdecode(path)
     name = "<stdout>" if to_stdout else display_name(text)
+    # Opening /dev/stdout again would truncate a redirected file, and replacing it would remove the
+    # device link itself: both are avoided by writing to the descriptor.
+    inherited = _FD_PATH.fullmatch(text)
     try:
-        inherited = _inherited_fd(text)
         if to_stdout and hasattr(sys.stdout, "buffer"):
             sys.stdout.flush()
             sys.stdout.buffer.write(raw)
@@ -287,26 +356,15 @@ def atomic_write(path: Target, data: bytes | str) -> None:
             for stream in (sys.stdout, sys.stderr):
                 if stream is not None:
                     stream.flush()
-            _write_all(os.dup(inherited), raw)
+            number = inherited[1] or (1 if inherited[2] == "out" else 2)
+            _write_all(os.dup(int(number)), raw)
         elif is_remote(text):
             RemotePath(text).write_whole(_compress(raw, text))
         else:
             _replace(text, _compress(raw, text))
     except InputError:
         raise
-    except FileNotFoundError:
-        raise InputError(
-            "can't write, its folder doesn't exist, expected an existing folder (try mkdir -p)",
-            path=name,
-        ) from None
-    except IsADirectoryError:
-        raise InputError("can't write, is a directory, expected a file name", path=name) from None
-    except PermissionError:
-        raise InputError(
-            "can't write, permission denied, expected a writable file and folder", path=name
-        ) from None
     except (OSError, ValueError, AttributeError) as error:
-        raise InputError(
-            f"can't write ({_reason(error)}), expected a writable place with enough free space",
-            path=name,
-        ) from None
+        message = next((text for kind, text in _UNWRITABLE.items() if isinstance(error, kind)), "")
+        message = message or f" ({reason(error)}), expected a writable place with enough free space"
+        raise InputError(f"can't write{message}", path=name) from None

@@ -1,19 +1,10 @@
-"""numpy's ``.npy`` and ``.npz`` files, whole or in windows; damage is one line with the name.
-
-For a damaged file, numpy, zipfile, zlib and Python's own parser (the header is a Python literal)
-raise a dozen kinds of errors, `tokenize.TokenError` and MemoryError among them. `naming_damage`
-makes an `InputError` of them all; whatever reads such files in this package uses it.
-"""
+"""numpy's ``.npy`` and ``.npz`` files, whole or in windows; damage is one line with the name."""
 
 from __future__ import annotations
 
 import math
 import os
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from errno import EINVAL
 from io import BytesIO
 from os import SEEK_END, PathLike
 from pathlib import Path
@@ -22,51 +13,11 @@ from typing import IO, Any
 import numpy as np
 
 from proxfield.core.common.arrays import Dtype, Pixels
-from proxfield.errors import InputError, ProxfieldError
-from proxfield.io.files import display_name
-from proxfield.io.remote import reason as reason_of
-from proxfield.io.windows import NewFile, Output, Sliced, Window, stamp, writing_to
+from proxfield.errors import InputError
+from proxfield.io.files import display_name, naming_damage
+from proxfield.io.windows import FileSliced, NewFile, Output, Window, writing_to
 
 _format: Any = np.lib.format
-
-
-@contextmanager
-def naming_damage(name: str | None) -> Iterator[None]:
-    """Raise `InputError` for whatever goes wrong while arrays are read from a file.
-
-    Args:
-        name: The file's name in messages; None if the caller adds it.
-
-    Example:
-        >>> with naming_damage("x.npy"):
-        ...     np.load(BytesIO(b""))
-        Traceback (most recent call last):
-        proxfield.errors.InputError: x.npy: array file is damaged or cut short (No data left in \
-file), expected a whole file
-    """
-    try:
-        yield
-    except ProxfieldError:
-        raise
-    except FileNotFoundError:
-        raise InputError("no such file, expected an existing file", path=name) from None
-    except MemoryError:
-        raise InputError(
-            "array doesn't fit in memory, expected a smaller one (or a whole file, if its size is "
-            "wrong)",
-            path=name,
-        ) from None
-    except Exception as error:
-        # EINVAL: a damaged file names places outside of itself
-        if isinstance(error, OSError) and error.errno not in (None, EINVAL):
-            raise InputError(
-                f"can't read ({reason_of(error)}), expected a readable file", path=name
-            ) from None
-        said = error.args[0] if error.args and isinstance(error.args[0], str) else str(error)
-        reason = display_name(" ".join(said.split())) or type(error).__name__
-        raise InputError(
-            f"array file is damaged or cut short ({reason}), expected a whole file", path=name
-        ) from None
 
 
 def load_array(data: bytes, name: str, keys: tuple[str, ...]) -> Pixels:
@@ -186,40 +137,29 @@ def compact(values: Pixels, top: int | None = None) -> Pixels:
 # ---- windows ----
 
 
-@dataclass(frozen=True, eq=False)
-class Mapped(Sliced):
+class Mapped(FileSliced):
     """An array in a file, mapped for each window anew: what was read doesn't stay in memory."""
 
-    path: Path
-    shape: tuple[int, ...]
-    dtype: Dtype
-    offset: int = 0
-    order: str = "C"
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        """The file's."""
-        return display_name(self.path)
+    def __init__(
+        self, path: Path, shape: tuple[int, ...], dtype: Dtype, offset: int = 0, order: Any = "C"
+    ) -> None:
+        super().__init__(path)
+        self.shape, self.dtype, self.offset, self.order = shape, dtype, offset, order
 
     def read(self, window: Window) -> Pixels:
-        order: Any = self.order
         with naming_damage(self.name):
-            there: Any = np.memmap(self.path, self.dtype, "r", self.offset, self.shape, order)
+            there: Any = np.memmap(self.path, self.dtype, "r", self.offset, self.shape, self.order)
             return np.array(there[window])
 
-    def identity(self) -> str:
-        return stamp(self.path)
 
-
-def open_file(path: Path) -> Mapped:
-    """A file that is read in windows."""
-    there = map_array(path)
-    if not isinstance(there, np.memmap):  # empty
+def mapped(array: Pixels, path: Path) -> Mapped:
+    """An array that was mapped from a file, so that each window is mapped anew."""
+    if not isinstance(array, np.memmap):  # empty
         raise InputError(
-            f"holds an array of shape {there.shape}, expected pixels", path=display_name(path)
+            f"holds an array of shape {array.shape}, expected pixels", path=display_name(path)
         )
-    order = "C" if there.flags.c_contiguous else "F"
-    return Mapped(path, there.shape, there.dtype, int(there.offset), order)
+    order = "C" if array.flags.c_contiguous else "F"
+    return Mapped(path, array.shape, array.dtype, int(array.offset), order)
 
 
 class NpyOutput(Output):
@@ -254,6 +194,3 @@ class NpyOutput(Output):
 
     def finish(self) -> None:
         self.path.replace(self.target)
-
-
-make_file = NpyOutput

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 from proxfield.core.common.extras import import_extra
-from proxfield.errors import InputError, MissingDependencyError
+from proxfield.errors import InputError, MissingDependencyError, reason
 
 OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oci", "memory")
 """Protocols whose files appear whole in any case; elsewhere they are renamed when complete."""
@@ -36,13 +36,7 @@ def is_remote(path: object) -> bool:
     return isinstance(path, str) and _URL.match(path) is not None
 
 
-def import_fsspec() -> Any:
-    """The package fsspec, or how to install it."""
-    return import_extra("fsspec", "remote paths need fsspec", "cluster")
-
-
-@dataclass(frozen=True)
-class RemoteStat:
+class RemoteStat(NamedTuple):
     """What is known about a file; 0 where the file system doesn't say."""
 
     st_size: int
@@ -103,10 +97,9 @@ class RemotePath(os.PathLike[str]):
     @cached_property
     def _place(self) -> tuple[Any, str]:
         """The file system, and the path there."""
+        fsspec = import_extra("fsspec", "remote paths need fsspec", "cluster")
         try:
-            system, path = import_fsspec().core.url_to_fs(self.url)
-        except MissingDependencyError:
-            raise
+            system, path = fsspec.core.url_to_fs(self.url)
         except ImportError as error:  # the package of this protocol
             raise MissingDependencyError(f"{self.url}: {error}") from None
         except Exception as error:
@@ -203,9 +196,3 @@ def make_path(given: str | os.PathLike[str]) -> AnyPath:
     """A path here or elsewhere."""
     text = os.fspath(given)
     return RemotePath(text) if is_remote(text) else Path(text)
-
-
-def reason(error: BaseException) -> str:
-    """The cause of an error as one line."""
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return " ".join(str(text).split())

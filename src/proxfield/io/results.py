@@ -10,8 +10,7 @@ import numpy.typing as npt
 
 from proxfield.errors import InputError
 from proxfield.io.files import Source
-from proxfield.io.text import Text, read_text
-from proxfield.io.tokens import Floats, Ints, Tokens
+from proxfield.io.tokens import Floats, Ints, Text, Tokens, read_text
 from proxfield.io.uai_write import _rows
 
 _LN10 = math.log(10.0)

@@ -26,8 +26,8 @@ from proxfield.core.common.records import Record
 from proxfield.core.terms.base import as_indices
 from proxfield.core.terms.saving import make_term, term_arrays
 from proxfield.errors import InputError, ProxfieldError, shown
-from proxfield.io.files import Source, Target, atomic_write, display_name, read_bytes
-from proxfield.io.npy import naming_damage, read_member
+from proxfield.io.files import Source, Target, atomic_write, display_name, naming_damage, read_bytes
+from proxfield.io.npy import read_member
 from proxfield.mixture import Clamp, Mode, make_modes
 
 if TYPE_CHECKING:

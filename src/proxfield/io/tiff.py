@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -20,10 +20,17 @@ from proxfield.core.common.arrays import Dtype, Pixels
 from proxfield.core.common.extras import import_extra, install_hint, is_installed
 from proxfield.core.common.records import Record
 from proxfield.errors import InputError
-from proxfield.io.files import Target, atomic_write, display_name, ending, read_bytes
+from proxfield.io.files import (
+    Target,
+    atomic_write,
+    display_name,
+    ending,
+    naming_damage,
+    read_bytes,
+)
 from proxfield.io.npy import NpyOutput, compact, map_array
 from proxfield.io.remote import make_path
-from proxfield.io.windows import NewFile, Output, Sliced, Window, damaged, stamp
+from proxfield.io.windows import FileSliced, NewFile, Sliced, Window
 
 if TYPE_CHECKING:
     from proxfield.io.nifti import NiftiReference
@@ -59,16 +66,11 @@ def has_rasterio() -> bool:
     return is_installed("rasterio")
 
 
-def open_file(path: Path) -> Sliced:
+def open_tiff(path: Path) -> Sliced:
     """A file that is read in windows: by rasterio if it has a place, otherwise by tifffile."""
     if has_rasterio() and (is_geotiff(path) or not is_installed("tifffile")):
         return Raster(path)
     return Tiff(path)
-
-
-def make_file(new: NewFile) -> Output:
-    """A file that is written in windows."""
-    return TiffOutput(new)
 
 
 # ---- GeoTIFF ----
@@ -132,29 +134,17 @@ class PlacedImage(NamedTuple):
 
 @contextmanager
 def _raster(path: Target, data: bytes | None = None) -> Iterator[Any]:
-    """An open GeoTIFF of rasterio, in a file or in memory; damage is one line with its name.
-
-    Args:
-        path: Its name.
-        data: Its content, if that is in memory.
-    """
+    """An open GeoTIFF of rasterio, in a file or, with its content, in memory."""
     rasterio = import_rasterio()
-    with warnings.catch_warnings():
+    with ExitStack() as stack:
+        stack.enter_context(naming_damage(display_name(path), "image"))
+        stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # pictures without a place are read too
-        try:
-            with rasterio.Env(GDAL_CACHEMAX=CACHE_MB):
-                if data is None:
-                    with rasterio.open(path) as source:
-                        yield source
-                else:
-                    with rasterio.MemoryFile(data) as memory, memory.open() as source:
-                        yield source
-        except rasterio.errors.RasterioError as error:
-            reason = " ".join(str(error).split())
-            raise InputError(
-                f"image is damaged or cut short ({reason}), expected a whole file",
-                path=display_name(path),
-            ) from None
+        stack.enter_context(rasterio.Env(GDAL_CACHEMAX=CACHE_MB))
+        if data is None:
+            yield stack.enter_context(rasterio.open(path))
+        else:
+            yield stack.enter_context(stack.enter_context(rasterio.MemoryFile(data)).open())
 
 
 def _bands(source: Any) -> list[int]:
@@ -202,11 +192,11 @@ def _reference(source: Any) -> GeoReference:
     return GeoReference(profile, source.colormap(1) if palette else None)
 
 
-class Raster(Sliced):
+class Raster(FileSliced):
     """A GeoTIFF, read in windows by rasterio; an alpha channel is left out."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.name = path, display_name(path)
+        super().__init__(path)
         with _raster(path) as source:
             self.bands = _bands(source)
             self.dtype = np.dtype(source.dtypes[0])
@@ -219,9 +209,6 @@ class Raster(Sliced):
         with _raster(self.path) as source:
             found = _last(source.read(self.bands, window=area))
         return found if len(window) < 3 else found[:, :, window[2]]
-
-    def identity(self) -> str:
-        return stamp(self.path)
 
 
 # ---- TIFF without packages ----
@@ -283,7 +270,7 @@ def _read_tags(stream: BinaryIO) -> dict[int, tuple[int, ...]]:
 # ---- TIFF in windows ----
 
 
-class Tiff(Sliced):
+class Tiff(FileSliced):
     """The first image of a tiled (or striped) TIFF in full size: pyramids of slides, too.
 
     Only the tiles that a window touches are decoded. Compression other than Deflate needs
@@ -291,50 +278,41 @@ class Tiff(Sliced):
     """
 
     def __init__(self, path: Path) -> None:
-        self.path, self.name = path, display_name(path)
-        tifffile = import_tifffile()
-        try:
-            with tifffile.TiffFile(path) as file:
-                page = self._page(file)
-                self.dtype = np.dtype(page.dtype)
-                height, width, samples = page.imagelength, page.imagewidth, page.samplesperpixel
-                alpha = [int(x) for x in page.extrasamples]
-        except tifffile.TiffFileError as error:
-            raise damaged(error, self.name) from None
+        super().__init__(path)
+        with self._page() as page:
+            self.dtype = np.dtype(page.dtype)
+            height, width, samples = page.imagelength, page.imagewidth, page.samplesperpixel
+            alpha = [int(x) for x in page.extrasamples]
         dropped = samples in ALPHA_SAMPLES and len(alpha) == 1 and alpha[0] in (1, 2)
         self.samples = samples - dropped
         self.shape = (height, width) if self.samples == 1 else (height, width, self.samples)
 
-    def _page(self, file: Any) -> Any:
-        pages = file.series[0].levels[0].pages
-        if len(pages) != 1:
-            raise InputError(f"has {len(pages)} pages, expected one image", path=self.name)
-        page = pages[0].aspage()
-        if page.imagedepth != 1 or page.dtype is None:
-            raise InputError("is no flat image of plain numbers", path=self.name)
-        return page
+    @contextmanager
+    def _page(self) -> Iterator[Any]:
+        """The image in full size, while its file is open."""
+        tifffile = import_tifffile()
+        with naming_damage(self.name, "image"), tifffile.TiffFile(self.path) as file:
+            pages = file.series[0].levels[0].pages
+            if len(pages) != 1:
+                raise InputError(f"has {len(pages)} pages, expected one image", path=self.name)
+            page = pages[0].aspage()
+            if page.imagedepth != 1 or page.dtype is None:
+                raise InputError("is no flat image of plain numbers", path=self.name)
+            yield page
 
     def read(self, window: Window) -> Pixels:
         rows, columns = window[0], window[1]
         size = (rows.stop - rows.start, columns.stop - columns.start, self.samples)
         out = np.zeros(size, dtype=self.dtype)
-        tifffile = import_tifffile()
-        try:
-            with tifffile.TiffFile(self.path) as file:
-                page = self._page(file)
-                for plane, y, x, part in _segments(page, rows, columns):
-                    _paste(out, part, plane, y - rows.start, x - columns.start)
-        except (tifffile.TiffFileError, ValueError, OSError) as error:
-            raise damaged(error, self.name) from None
+        with self._page() as page:
+            for plane, y, x, part in _segments(page, rows, columns):
+                _paste(out, part, plane, y - rows.start, x - columns.start)
         if self.samples == 1:
             return out[..., 0]
         return out if len(window) < 3 else out[:, :, window[2]]
 
-    def identity(self) -> str:
-        return stamp(self.path)
 
-
-def _segments(page: Any, rows: slice, columns: slice) -> Any:
+def _segments(page: Any, rows: slice, columns: slice) -> Iterator[tuple[int, int, int, Pixels]]:
     """The decoded tiles or strips of a page that a window touches, with plane and place."""
     if page.is_tiled:
         length, width = page.tilelength, page.tilewidth

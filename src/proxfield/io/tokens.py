@@ -1,4 +1,4 @@
-"""Fast scanning of whitespace-separated numbers, with the line of whatever is wrong.
+"""Text files of numbers: fast scanning, with the line of whatever is wrong.
 
 ``np.fromstring`` costs about 90 ns for each number, however short: 20 MB/s is out of
 reach for files full of one-digit integers. Short plain numbers are therefore
@@ -7,19 +7,27 @@ converted column by column with numpy; everything else is left to ``np.fromstrin
 
 from __future__ import annotations
 
+import io
 import itertools
 import re
 import warnings
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from proxfield.errors import InputError
-from proxfield.io.text import BYTE_ORDER_MARK, SPACES, Text
+from proxfield.io.files import Source, open_source
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
+_SPACES = b" \t\n\r\v\f"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # what some Windows editors put in front
+_LONG_BLANK = 16  # pieces of blanks that are longer are left out
 _SPACE = re.compile(rb"[ \t\n\r\v\f]")
 _WORD = re.compile(rb"[^ \t\n\r\v\f]+")
 _NUMBER = re.compile(
@@ -28,7 +36,7 @@ _NUMBER = re.compile(
 _BINARY = re.compile(rb"[\x00\x80-\xff]")
 # Byte classes: 0 whitespace, 1 digit, 2 decimal point, 3 anything else.
 _CLASS = bytes(
-    0 if byte in SPACES else 1 if byte in b"0123456789" else 2 if byte == ord(".") else 3
+    0 if byte in _SPACES else 1 if byte in b"0123456789" else 2 if byte == ord(".") else 3
     for byte in range(256)
 )
 _CHUNK = 1 << 19  # small enough for the working arrays to stay in cache
@@ -36,6 +44,80 @@ _CHUNK = 1 << 19  # small enough for the working arrays to stay in cache
 # is rounded once, i.e. correctly.
 _EXACT_DIGITS = 15
 _LONG_TOKEN = 10.0  # mean length above which np.fromstring is the faster way
+
+
+@dataclass(frozen=True, eq=False)
+class Text:
+    """A text in which long pieces of blanks may have been left out.
+
+    Args:
+        data: The text.
+        offsets: Where lines are missing.
+        lines: How many, at each of these.
+    """
+
+    data: bytes
+    offsets: array[int]
+    lines: array[int]
+
+    def line(self, offset: int) -> int:
+        """The line of the file that the byte at this offset is in, counted from 1."""
+        missing = sum(self.lines[: bisect_right(self.offsets, offset)])
+        return 1 + _count_lines(self.data[:offset]) + missing
+
+
+def _count_lines(text: bytes) -> int:
+    r"""Number of line ends; \r\n, \n and a lone \r each are one."""
+    return text.count(b"\n") + text.count(b"\r") - text.count(b"\r\n")
+
+
+def squeeze(chunks: Iterable[bytes]) -> Text:
+    """Join pieces of text, with one blank for each piece that holds nothing else.
+
+    Binary data ends the text: nobody can use what follows.
+
+    Example:
+        >>> text = squeeze([b"PR", 100 * b" \\n", b"1"])
+        >>> text.data, text.line(4)
+        (b'PR 1', 101)
+    """
+    out = io.BytesIO()
+    offsets, lines = array("q"), array("q")
+    last = b""  # a line end may be split between two pieces
+    for k, piece in enumerate(chunks):
+        piece = piece if k else piece.removeprefix(_BYTE_ORDER_MARK)
+        if len(piece) > _LONG_BLANK and piece.isspace():
+            end = b"\r" if piece.endswith(b"\r") else b""
+            missing = _count_lines(last + piece) - _count_lines(last + end)
+            piece = b" " + end
+            if missing:
+                offsets.append(out.tell() + 1)
+                lines.append(missing)
+        out.write(piece)
+        last = piece[-1:] or last
+        if not piece.isascii() or b"\0" in piece:
+            break
+    return Text(out.getvalue(), offsets, lines)
+
+
+def read_text(source: Source, max_bytes: int | None = None) -> tuple[Text, str]:
+    """Read a text file, plain or compressed; long runs of blanks take no memory.
+
+    Args:
+        source: A path, ``"-"`` for standard input, or an open binary file.
+        max_bytes: Maximum number of bytes of content, as for `proxfield.io.read_bytes`.
+
+    Returns:
+        The text and the name to print in messages.
+
+    Raises:
+        InputError: If the file can't be read, is a broken archive, or is larger than allowed.
+    """
+    chunks, name = open_source(source, max_bytes)
+    try:
+        return squeeze(chunks), name
+    except MemoryError:
+        raise InputError("doesn't fit in memory, expected a smaller file", path=name) from None
 
 
 class _BadTokenError(Exception):
@@ -168,7 +250,7 @@ class Tokens:
         headers: tuple[str, ...] = (),
         required: bool = False,
     ) -> None:
-        text = data if isinstance(data, Text) else Text(data.removeprefix(BYTE_ORDER_MARK))
+        text = data if isinstance(data, Text) else squeeze([data])
         self._text = text
         self._data = text.data
         self.name = name

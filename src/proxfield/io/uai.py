@@ -16,8 +16,7 @@ import numpy as np
 
 from proxfield.errors import InputError
 from proxfield.io.files import Source
-from proxfield.io.text import Text, read_text
-from proxfield.io.tokens import Floats, Ints, Tokens
+from proxfield.io.tokens import Floats, Ints, Text, Tokens, read_text
 from proxfield.io.uai_write import format_model, write_model
 
 if TYPE_CHECKING:

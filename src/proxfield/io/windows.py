@@ -4,37 +4,33 @@ A `Sliced` knows its shape and its type and reads one window at a time; it keeps
 that it can be sent to other processes and its memory doesn't grow with what was read. An `Output`
 is written in windows: a file is made under another name, in the folder of the work in progress, and
 renamed when all of it is there, so that nobody ever sees a part of a result.
-
-A format is a module with the two functions of `Format`, and one line in `FORMATS`.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from proxfield.core.common.arrays import Dtype, Pixels
 from proxfield.core.common.extras import import_extra
-from proxfield.errors import InputError
-from proxfield.io.files import display_name, ending
-from proxfield.io.remote import AnyPath, RemotePath, is_remote, make_path, reason
+from proxfield.errors import InputError, reason
+from proxfield.io.files import NO_FOLDER, Target, display_name, ending, naming_damage, no_such_file
+from proxfield.io.remote import AnyPath, RemotePath, is_remote, make_path
 
 if TYPE_CHECKING:
     from proxfield.io.tiff import GeoReference
 
-FORMATS = {".npy": "npy", ".zarr": "zarrs", ".tif": "tiff", ".tiff": "tiff"}
-"""The modules of the formats, by the endings of files."""
-
-KINDS = tuple(FORMATS)
+KINDS = (".npy", ".zarr", ".tif", ".tiff")
 """Endings of the files that can be written in windows."""
 
 Window = tuple[slice, ...]
@@ -61,6 +57,18 @@ class Sliced(ABC):
     @abstractmethod
     def identity(self) -> str:
         """What tells it from other arrays, or from what its file held before."""
+
+
+class FileSliced(Sliced):
+    """An array in a file, or a folder."""
+
+    def __init__(self, path: AnyPath) -> None:
+        self.path, self.name = path, display_name(path)
+
+    def identity(self) -> str:
+        assert isinstance(self.path, Path)
+        status = self.path.stat()
+        return f"{self.path.resolve()} {status.st_size} {status.st_mtime_ns}"
 
 
 class Output(ABC):
@@ -93,20 +101,6 @@ class NewFile(NamedTuple):
     chunks: tuple[int, ...]  # of a zarr array
     reference: GeoReference | None = None  # the place on Earth that a TIFF is written with
     nodata: int | None = None  # the value of a GeoTIFF's pixels that have none
-
-
-class Format(Protocol):
-    """What the module of a format offers."""
-
-    def open_file(self, path: AnyPath) -> Sliced:
-        """A file of this format that is read in windows."""
-
-    def make_file(self, new: NewFile) -> Output:
-        """A file of this format; what is in progress in the folder goes on."""
-
-
-def _format(ending: str) -> Format:
-    return cast(Format, import_module(f"proxfield.io.{FORMATS[ending]}"))
 
 
 @contextmanager
@@ -150,10 +144,9 @@ def open_sliced(given: Any, what: str = "the image") -> Sliced:
     if isinstance(given, str | PathLike):
         return _open_file(make_path(given))
     if isinstance(given, np.memmap) and given.filename is not None and _is_whole(given):
-        from proxfield.io.npy import Mapped
+        from proxfield.io.npy import mapped
 
-        order = "C" if given.flags.c_contiguous else "F"
-        return Mapped(Path(given.filename), given.shape, given.dtype, int(given.offset), order)
+        return mapped(given, Path(given.filename))
     if all(hasattr(given, name) for name in ("shape", "dtype", "__getitem__")):
         return Held(given, what)
     return Held(np.asarray(given), what)
@@ -167,23 +160,24 @@ def _is_whole(mapped: np.memmap[Any, Any]) -> bool:
 
 
 def _open_file(path: AnyPath) -> Sliced:
+    from proxfield.io import npy, tiff
+
     name = display_name(path)
     if is_zarr(path):
-        return _format(".zarr").open_file(path)
+        return Zarr(path)
     if isinstance(path, RemotePath):
         raise InputError(
             "can't be read in windows there, expected a zarr array or a file of this machine",
             path=name,
         )
     if not path.exists():
-        raise InputError(
-            "no such file, expected an existing file (check the spelling and the folder)", path=name
-        )
+        raise no_such_file(name)
     if path.is_dir():
         raise InputError("is a folder, expected a file or a zarr array", path=name)
-    kind = ".npy" if ending(path) == ".npy" else ".tif" if _is_tiff(path) else None
-    if kind is not None:
-        return _format(kind).open_file(path)
+    if ending(path) == ".npy":
+        return npy.mapped(npy.map_array(path), path)
+    if _is_tiff(path):
+        return tiff.open_tiff(path)
     raise InputError(
         "can't be read in windows, expected .npy, .zarr or a tiled TIFF (or the array itself)",
         path=name,
@@ -196,7 +190,7 @@ def _is_tiff(path: Path) -> bool:
         return stream.read(4) in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 
 
-def is_zarr(path: str | PathLike[str]) -> bool:
+def is_zarr(path: Target) -> bool:
     """Whether a folder holds an array, or a group of arrays, of zarr.
 
     Example:
@@ -208,9 +202,9 @@ def is_zarr(path: str | PathLike[str]) -> bool:
     return any((make_path(path) / name).exists() for name in ("zarr.json", ".zarray", ".zgroup"))
 
 
-def is_windowed(path: str | PathLike[str]) -> bool:
+def is_windowed(path: Target) -> bool:
     """Whether a file's name says that it can be read in windows."""
-    return (ending(path) in FORMATS and ending(path) != ".zarr") or is_zarr(path)
+    return (ending(path) in KINDS and ending(path) != ".zarr") or is_zarr(path)
 
 
 class Held(Sliced):
@@ -239,22 +233,56 @@ class Held(Sliced):
         return f"array {self.shape} {self.dtype} {total}"
 
 
-def stamp(path: Path) -> str:
-    """A file with its size and the time of its last change."""
-    status = path.stat()
-    return f"{path.resolve()} {status.st_size} {status.st_mtime_ns}"
+class Zarr(FileSliced):
+    """A zarr array in a folder; of a group, its only array or the one called 0 (full size)."""
+
+    @cached_property
+    def _found(self) -> tuple[tuple[int, ...], Dtype]:
+        array = self._open()
+        return tuple(int(n) for n in array.shape), np.dtype(array.dtype)
+
+    def _open(self) -> Any:
+        zarr = import_zarr()
+        with naming_damage(self.name, "zarr array"):
+            there = zarr.open(str(self.path), mode="r")
+        if hasattr(there, "shape"):
+            return there
+        inside = sorted(there.array_keys())
+        if "0" in inside or len(inside) == 1:
+            return there["0" if "0" in inside else inside[0]]
+        raise InputError(
+            f"is a group of {len(inside)} zarr arrays, expected the path of one of them "
+            f"({', '.join(inside[:5])})",
+            path=self.name,
+        )
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        """The array's."""
+        return self._found[0]
+
+    @property
+    def dtype(self) -> Dtype:  # type: ignore[override]
+        """The array's."""
+        return self._found[1]
+
+    def read(self, window: Window) -> Pixels:
+        return np.asarray(self._open()[window])
+
+    def identity(self) -> str:
+        place = self.path if isinstance(self.path, RemotePath) else self.path.resolve()
+        return f"{place} {self.shape} {self.dtype}"
 
 
-def damaged(error: Exception, name: str) -> InputError:
-    """The error for a file that a package can't read."""
-    why = " ".join(str(error).split()) or type(error).__name__
-    return InputError(f"can't be read ({why}), expected a whole file", path=name)
+def import_zarr() -> Any:
+    """The package zarr, or how to install it."""
+    return import_extra("zarr", "zarr arrays need zarr", "tiles")
 
 
 # ---- writing ----
 
 
-def check_output(path: str | PathLike[str], axes: int) -> None:
+def check_output(path: Target, axes: int) -> None:
     """Refuse a name whose kind can't be written in windows, before any work.
 
     Args:
@@ -262,28 +290,53 @@ def check_output(path: str | PathLike[str], axes: int) -> None:
         axes: Axes of the image's pixels.
     """
     name = display_name(path)
-    if ending(path) not in FORMATS:
+    if ending(path) not in KINDS:
         raise InputError(
-            f"can't be written in windows, expected a name ending in {', '.join(FORMATS)}",
+            f"can't be written in windows, expected a name ending in {', '.join(KINDS)}",
             path=name,
         )
     if not Path(path).absolute().parent.is_dir():
-        raise InputError(
-            "can't write, its folder doesn't exist, expected an existing folder (try mkdir -p)",
-            path=name,
-        )
-    if FORMATS[ending(path)] == "tiff" and axes != 2:
+        raise InputError(f"can't write, {NO_FOLDER}", path=name)
+    if ending(path) in (".tif", ".tiff") and axes != 2:
         raise InputError(f"{axes} axes of pixels don't fit a TIFF, expected .npy", path=name)
     is_folder = Path(path).is_dir()
     if is_folder and not (ending(path) == ".zarr" and is_zarr(path)):
         raise InputError("is a folder, expected the name of a file or a zarr array", path=name)
     if ending(path) == ".zarr":
-        import_extra("zarr", "zarr arrays need zarr", "tiles")
+        import_zarr()
 
 
 def open_output(new: NewFile) -> Output:
     """A file that is written in windows; what is in progress in its folder goes on."""
-    return _format(ending(new.target)).make_file(new)
+    from proxfield.io.npy import NpyOutput
+    from proxfield.io.tiff import TiffOutput
+
+    if ending(new.target) == ".zarr":
+        return ZarrOutput(new)
+    return NpyOutput(new) if ending(new.target) == ".npy" else TiffOutput(new)
+
+
+class ZarrOutput(Output):
+    """A zarr array, in chunks of the tiles' size."""
+
+    def __init__(self, new: NewFile) -> None:
+        super().__init__(new.shape, new.dtype)
+        self.target, self.path = new.target, new.folder / "output.zarr"
+        if is_zarr(self.path):
+            self.array = import_zarr().open(str(self.path), mode="r+")
+            return
+        size = tuple(min(c, n) for c, n in zip(new.chunks, new.shape, strict=True))
+        self.array = import_zarr().open(
+            str(self.path), mode="w", shape=new.shape, chunks=size, dtype=new.dtype
+        )
+
+    def write(self, window: Window, values: Pixels) -> None:
+        self.array[window] = values
+
+    def finish(self) -> None:
+        if self.target.exists():  # checked to be one of zarr
+            shutil.rmtree(self.target)
+        self.path.replace(self.target)
 
 
 class HeldOutput(Output):

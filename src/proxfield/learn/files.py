@@ -13,8 +13,8 @@ from proxfield.core.common.arrays import Arrays
 from proxfield.core.common.memory import check_memory
 from proxfield.core.common.records import Record
 from proxfield.errors import InputError, shown
-from proxfield.io.files import Source, Target, atomic_write, display_name, read_bytes
-from proxfield.io.npy import naming_damage, read_member
+from proxfield.io.files import Source, Target, atomic_write, display_name, naming_damage, read_bytes
+from proxfield.io.npy import read_member
 
 FORMAT = "proxfield-learn"
 VERSION = 1

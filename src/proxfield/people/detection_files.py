@@ -15,8 +15,15 @@ from proxfield.core.common.arrays import Doubles
 from proxfield.core.common.checks import is_exact, is_real, is_whole
 from proxfield.core.common.records import Record
 from proxfield.errors import InputError, shown
-from proxfield.io.files import Source, Target, atomic_write, display_name, read_bytes
-from proxfield.io.text import decode_text, parse_json
+from proxfield.io.files import (
+    Source,
+    Target,
+    atomic_write,
+    decode_text,
+    display_name,
+    parse_json,
+    read_bytes,
+)
 from proxfield.people.detections import Detections
 
 COLUMNS = ("frame", "x", "y", "score", "location")

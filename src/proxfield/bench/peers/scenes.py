@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.errors import InputError
-from proxfield.io.files import display_name
-from proxfield.io.npy import naming_damage
+from proxfield.io.files import display_name, naming_damage
 
 UPDATES = 10
 """Updates of mean field, as published dense CRFs make."""
