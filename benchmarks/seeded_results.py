@@ -8,7 +8,8 @@ The runs use the public API alone, so that these files (``seeded_*.py``) work at
 They cover all rules on the reference and the CPU kernels, in both types, on small fields of all
 kinds of terms and on large ones for the parallel kernels; random fields, batches, curvature,
 dense CRFs, the stand-in for pydensecrf and files. ``--torch`` adds the torch kernels, the layer
-with its gradients, and the Triton kernels in Triton's interpreter.
+with its gradients, and the Triton kernels in Triton's interpreter; ``--gpu`` records the Triton
+kernels on a GPU, alone.
 
 For each case a file holds numbers as ``float.hex``, and of each array its type and shape, the
 SHA-256 of its bytes and a sketch, from which `compare` estimates how far two arrays are apart.
@@ -48,7 +49,12 @@ THREADS = {
     "NUMBA_NUM_THREADS": "2",
 }
 """Set before numpy and numba are imported: sums depend on how many threads share them."""
-PARTS = {"cpu": THREADS, "torch": THREADS, "interpreter": {**THREADS, "TRITON_INTERPRET": "1"}}
+PARTS = {
+    "cpu": THREADS,
+    "torch": THREADS,
+    "interpreter": {**THREADS, "TRITON_INTERPRET": "1"},
+    "gpu": THREADS,
+}
 """Parts of the cases, each run in a process of its own, and the environment of that process."""
 MAX_RUNS = 3
 """Maximum number of runs of a part until one compiles nothing."""
@@ -105,6 +111,8 @@ def run_cases(part: str, only: str) -> dict[str, Any]:
         from seeded_cases import cases
     elif part == "torch":
         from seeded_torch import torch_cases as cases
+    elif part == "gpu":
+        from seeded_torch import gpu_cases as cases
     else:
         from seeded_torch import interpreted_cases as cases
     warnings.simplefilter("ignore")
@@ -228,6 +236,7 @@ def main() -> None:
     recording = commands.add_parser("record", help="run all cases and write what they give")
     recording.add_argument("target", type=Path, metavar="OUT.json")
     recording.add_argument("--torch", action="store_true", help="also torch and Triton")
+    recording.add_argument("--gpu", action="store_true", help="the kernels of a GPU, on one")
     running = commands.add_parser("run", help="one part, in this process (what record starts)")
     running.add_argument("part", choices=PARTS)
     running.add_argument("target", type=Path, metavar="OUT.json")
@@ -248,7 +257,8 @@ def main() -> None:
         found["compiled"] = compiled.count
     else:
         found = {"machine": describe_machine(), "cases": {}}
-        for part in PARTS if options.torch else ("cpu",):
+        parts = ("cpu", "torch", "interpreter") if options.torch else ("cpu",)
+        for part in ("gpu",) if options.gpu else parts:
             found["cases"].update(run_part(part, options.only))
     options.target.write_text(json.dumps(found, indent=0) + "\n")
 

@@ -1,4 +1,4 @@
-"""The cases of `seeded_results.py` that need torch, and those that need Triton's interpreter."""
+"""The cases of `seeded_results.py` that need torch, a GPU, or Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -173,6 +173,22 @@ def interpreted_cases() -> Iterator[Case]:
         yield f"interpreter-many/{rule}", partial(together, rule)
     for filter in ("exact", "lattice"):
         yield f"interpreter-dense/{filter}", partial(tiny_picture, filter)
+
+
+def gpu_cases() -> Iterator[Case]:
+    """The kernels of "cuda" on a GPU: fields, batches and dense CRFs."""
+    if not torch.cuda.is_available():
+        sys.exit("the part 'gpu' needs an NVIDIA GPU")
+    for number, name in enumerate(SMALL):
+        for k, rule in enumerate(RULES):
+            for dtype in ("float64", "float32") if k % 3 == number % 3 else ("float32",):
+                options: Record = {"init": INITS[(number + k) % 3], "dtype": dtype}
+                case = partial(by_name, name, rule, kernels="cuda", max_iters=FEW, **options)
+                yield f"gpu/{name}/{rule}/{dtype}", case
+    for rule in ("fixed", "adaptive", "momentum", "adam"):
+        yield f"gpu-many/{rule}", partial(together, rule)
+    for filter in ("exact", "lattice"):
+        yield f"gpu-dense/{filter}", partial(tiny_picture, filter)
 
 
 def together(rule: str) -> Record:
