@@ -12,12 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from functools import cache
 
+import numpy as np
 import pytest
 from covering import Case, cover
 from examples import CONTRADICTIONS, NOT_EXPECTED, POSSIBLE, Example
 
-from helpers import INTERPRETED, KERNELS, SINGLE, VARIANTS
-from proxfield import RULES
+from helpers import INTERPRETED, KERNELS, SINGLE, VARIANTS, Array, repulsive_grid
+from proxfield import RULES, Problem
+from proxfield.core.solve.curvature import Curvature
 from proxfield.core.terms.base import offers
 
 TESTED = KERNELS if "cpu" in KERNELS else KERNELS[1:]
@@ -66,7 +68,16 @@ def is_refused(name: str, variant: str) -> bool:
 def needs_curvature(variant: str) -> bool:
     """Whether the steps of a variant come from a bound on the curvature, or fall back on it."""
     rule, params = VARIANTS[variant]
-    return rule == "adaptive" or isinstance(getattr(RULES[rule](**params), "step", None), str)
+    asked: list[float | str] = []
+
+    class Asked(Curvature):
+        def steps(self, step: float | str) -> Array:
+            asked.append(step)
+            return np.ones(4)
+
+    lowered = repulsive_grid(2).lower()
+    RULES[rule](**params).plan(Problem(lowered, Asked(lowered)))
+    return any(isinstance(step, str) for step in asked)
 
 
 def term_of(name: str) -> str:

@@ -16,6 +16,7 @@ from conformance_cases import (
     cases_over,
     form_of,
     is_refused,
+    needs_curvature,
     over,
     parametrized,
 )
@@ -266,11 +267,10 @@ def test_label_permutations_permute_marginals(name: str, variant: str, kernels: 
         [o + order for o, order in zip(field.layout.offsets, orders, strict=False)]
     )
     other = relabelled(field, orders)
-    step = str(pf.RULES[VARIANTS[variant][0]](**VARIANTS[variant][1]).params)
     orderly = variant == "sweep-random" and field.lower().extras  # observed variables stay in
-    if orderly or "certified" in step or "lipschitz" in step or "adaptive" in variant:
-        # bounds on curvature (adaptive falls back on one) and random orders depend on how an
-        # energy is said, so say both with tables
+    if orderly or needs_curvature(variant):
+        # bounds on curvature and random orders depend on how an energy is said, so say both
+        # with tables
         field = relabelled(field, [np.arange(c) for c in field.cardinalities])
     options: dict[str, Any] = {"kernels": kernels, "max_iters": 5, "tol": 0.0}
     a, b = infer(field, variant, **options), infer(other, variant, **options)
