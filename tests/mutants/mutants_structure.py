@@ -265,7 +265,7 @@ FILTERS = [
     ),
     Mutant(
         "blur-not-mirrored",
-        "core/filters/blurring.py",
+        "core/filters/lattice.py",
         "np.array([*reversed(axes), *axes])",
         "np.array([*axes, *axes])",
         "filters/test_lattice.py::test_kernels_multiply_with_the_reference_matrix "
@@ -273,7 +273,7 @@ FILTERS = [
     ),
     Mutant(
         "star-without-its-middle",
-        "core/filters/blurring.py",
+        "core/filters/lattice.py",
         "self.more = 0.5 - 2 * self.middle",
         "self.more = 0.5 - self.middle",
         "filters/test_lattice.py::test_kernels_multiply_with_the_reference_matrix",

@@ -14,9 +14,8 @@ from proxfield.core.devices.tensors import Tensor, TorchDevice, TorchDtype
 from proxfield.core.engines.plan import Custom, Order, Plan, Update
 from proxfield.core.engines.torch.energy import Energy
 from proxfield.core.engines.torch.moves import softmax
-from proxfield.core.filters.torch.checks import require_device, require_tensor
 from proxfield.core.filters.torch.filter import working_dtype
-from proxfield.core.filters.torch.ops import exporting, has_batch
+from proxfield.core.filters.torch.ops import exporting, has_batch, require_device, require_tensor
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.solve.curvature import Curvature
 from proxfield.core.solve.problem import Problem

@@ -31,6 +31,11 @@ Table = NDArray[np.int32]
 """A hash table: the number of the key in each slot, or `FREE`."""
 
 
+def empty_table() -> Table:
+    """A hash table without keys."""
+    return np.full(SLOTS, FREE, dtype=np.int32)
+
+
 @inlined
 def locate(
     features: Floats, factor: Floats, code: Ints, scale: float, elevated: Doubles,
@@ -46,9 +51,7 @@ def locate(
         factor: Scales of the features.  # (d,)
         code: What a coordinate counts in a key; the last one counts nothing.  # (d + 1,)
         scale: Multiplies the weights.
-        elevated: Scratch.  # (d + 2, BATCH) float64
-        rest: Scratch.  # (d + 1, BATCH) float32
-        rank: Scratch.  # (d + 2, BATCH) int32
+        elevated, rest, rank: As in `Scratch`.
         key: Keys of the d + 1 corners, out.  # (d + 1, BATCH)
         weight: Their barycentric weights, out.  # (d + 2, BATCH) float32
     """
@@ -223,12 +226,7 @@ def regroup(
 ) -> tuple[Indices, Ints]:
     """Number the rows of a lattice anew, for other chunks.
 
-    Args:
-        vertex: Of each row.
-        points: As they are.
-        chunks: As they shall be.
-        total: Vertices.
-        row: As `Points.row`, out.
+    vertex: Of each row, as they are; row: as `Points.row`, out.
 
     Returns:
         Vertex of each new row, and the first row of each chunk.
@@ -313,3 +311,130 @@ def rows_by_vertex(vertex: Indices, total: int) -> tuple[Ints, Indices]:
         member[free[vertex[r]]] = r
         free[vertex[r]] += 1
     return start, member
+
+
+# ---- vertices between touched ones, which no point touches ----
+
+
+def renumber(beside: Indices) -> Indices:
+    """Number vertices breadth first: neighbors then lie near each other in memory.
+
+    Blurs over more vertices than fit into caches take about half the time.
+
+    Args:
+        beside: Neighbors, larger than any vertex for none; in new numbers afterwards, where the
+            number of vertices stands for none.  # (axes, vertices, 2)
+
+    Returns:
+        The new numbers, and one that stands for none.
+    """
+    number: Indices
+    order, number = breadth_first(beside)
+    before = np.empty_like(beside[0])
+    for plane in beside:  # one after another, to need little memory
+        np.minimum(plane, len(order), out=before)
+        np.take(number, before[order], out=plane)
+    return number
+
+
+@kernel
+def find_missed(
+    keys: Ints, stride: Ints, near: NDArray[np.int32], missed: Ints, times: NDArray[np.int32]
+) -> int:
+    """Vertices that touched ones miss; returns how many.
+
+    Mass that is blurred into a vertex that isn't there is lost, so the ones that are missed often
+    are added.
+
+    Args:
+        keys: Of the touched vertices.
+        stride: What a step along each axis adds to a key.
+        near: Their neighbors, −1 for none; −2 − k becomes the k-th missed one.
+            # (touched, axes, 2)
+        missed: Keys of the missed ones, out.
+        times: How often each is missed, out; 0 before.
+    """
+    n, axes, _ = near.shape
+    table = np.full(SLOTS, FREE, dtype=np.int32)
+    count: int = np.int64(0)  # as in `place_chunk`
+    for v in range(n):
+        table = with_room(table, missed, count, 2 * axes)
+        for axis in range(axes):
+            for side in range(2):
+                if near[v, axis, side] < 0:
+                    key = keys[v] + (2 * side - 1) * stride[axis]
+                    slot = find(key, table, missed)
+                    other = table[slot]
+                    if other == FREE:
+                        other = count
+                        table[slot] = count
+                        missed[count] = key
+                        count += 1
+                    times[other] += 1
+                    near[v, axis, side] = -2 - other
+    return count
+
+
+@parallel_kernel
+def link_touched(
+    near: NDArray[np.int32], added: NDArray[np.int32], beside: NDArray[np.int32]
+) -> None:
+    """Neighbors of touched vertices, and what these are to added ones.
+
+    Args:
+        near: As from `find_missed`.
+        added: Number of each vertex that is missed, or −1 if it isn't added.
+        beside: Neighbors of all vertices, out; −1 before, and then for none.  # (axes, vertices, 2)
+    """
+    n, axes, _ = near.shape
+    for task in numba.prange((n + VERTICES - 1) // VERTICES):
+        for v in range(task * VERTICES, min(n, (task + 1) * VERTICES)):
+            for axis in range(axes):
+                for side in range(2):
+                    other = near[v, axis, side]
+                    if other < 0:
+                        other = added[-2 - other]
+                        if other >= 0:
+                            beside[axis, other, 1 - side] = v
+                    beside[axis, v, side] = other
+
+
+@parallel_kernel
+def link_added(
+    table: Table, keys: Ints, first: int, stride: Ints, beside: NDArray[np.int32]
+) -> None:
+    """Neighbors of added vertices, from number ``first`` on, among themselves."""
+    n = beside.shape[1] - first
+    for task in numba.prange((n + VERTICES - 1) // VERTICES):
+        for i in range(task * VERTICES, min(n, (task + 1) * VERTICES)):
+            for axis in range(len(stride)):
+                if beside[axis, first + i, 1] < 0:
+                    other = table[find(keys[i] + stride[axis], table, keys)]
+                    if other != FREE:
+                        beside[axis, first + i, 1] = first + other
+                        beside[axis, first + other, 0] = first + i
+
+
+@kernel
+def breadth_first(beside: Indices) -> tuple[Indices, Indices]:
+    """Vertices in breadth-first order, and the number of each in it (and one that is none)."""
+    axes, n, _ = beside.shape
+    order, number = np.empty(n, dtype=np.uint32), np.full(n + 1, n + 1, dtype=np.uint32)
+    number[n] = n  # as if it were numbered already: one question less for each neighbor
+    first, last = 0, 0
+    for k in range(n):
+        if k == last:  # nothing is left that can be reached: the next one
+            while number[first] < n:
+                first += 1
+            number[first] = last
+            order[last] = first
+            last += 1
+        v = order[k]
+        for axis in range(axes):
+            for side in range(2):
+                other = min(np.int64(beside[axis, v, side]), n)
+                if number[other] > n:
+                    number[other] = last
+                    order[last] = other
+                    last += 1
+    return order, number

@@ -13,8 +13,14 @@ from proxfield.core.devices.pytorch import need_torch
 from proxfield.core.devices.tensors import AutogradContext, Tensor, TorchDtype
 from proxfield.core.filters.gaussian import check_shapes, read_sigma
 from proxfield.core.filters.plan import SMALLEST_MASS, choose
-from proxfield.core.filters.torch.checks import require_device, require_tensor
-from proxfield.core.filters.torch.ops import Op, nothing_saved, plain_precision, refuse
+from proxfield.core.filters.torch.ops import (
+    Op,
+    nothing_saved,
+    plain_precision,
+    refuse,
+    require_device,
+    require_tensor,
+)
 from proxfield.core.filters.torch.plans import PLANS
 from proxfield.errors import InputError
 

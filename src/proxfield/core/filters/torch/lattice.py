@@ -60,7 +60,7 @@ class HostLattice(Plan):
     def pull(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         """As `pull_by_moments`, in compiled loops that reuse their memory."""
         from proxfield.core.compiled.jit import threads_for
-        from proxfield.core.filters.numba.exact import add_dots, scale_rows
+        from proxfield.core.filters.exact import add_dots
 
         f = self.features.to(a.dtype).T.contiguous().numpy()  # (d, n)
         x, y = (np.ascontiguousarray(v.detach().numpy()) for v in (a, b))
@@ -70,7 +70,7 @@ class HostLattice(Plan):
             for mine, others in ((x, y), (y, x)):
                 add_dots(mine, self.plan.apply(others), sums[0])
                 for own, out in zip(f, sums[1:], strict=True):
-                    scale_rows(others, own, scaled)
+                    np.multiply(others, own[:, None], out=scaled)
                     add_dots(mine, self.plan.apply(scaled), out)
         found = sums[1:] - f * sums[0]
         return (
