@@ -101,12 +101,7 @@ def mixture_free_energy(free_energies: ArrayLike) -> float:
 
 
 def mixture_weights(free_energies: ArrayLike) -> NDArray[np.float64]:
-    """Weights proportional to exp(−F_k), which sum to 1.
-
-    Example:
-        >>> mixture_weights([1.0, 1.0, np.inf])
-        array([0.5, 0.5, 0. ])
-    """
+    """Weights proportional to exp(−F_k), which sum to 1."""
     f = np.asarray(free_energies, dtype=np.float64)
     low = f.min(initial=np.inf)
     if not np.isfinite(low):
@@ -118,12 +113,7 @@ def mixture_weights(free_energies: ArrayLike) -> NDArray[np.float64]:
 def make_modes(
     layout: Layout, parts: Sequence[tuple[float, NDArray[np.float64], tuple[Clamp, ...]]]
 ) -> tuple[Mode, ...]:
-    """Modes of (F, marginals, clamps), the heaviest first.
-
-    Args:
-        layout: Where each variable's labels are.
-        parts: Of each cell: F, marginals and what bounds it.
-    """
+    """Modes of (F, marginals, what bounds the cell), the heaviest first."""
     ordered = sorted(parts, key=lambda part: part[0])  # stable
     weights = mixture_weights([f for f, _, _ in ordered])
     return tuple(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from copy import deepcopy
 from dataclasses import dataclass, field
 from enum import Enum
@@ -101,14 +99,9 @@ class Trace:
 
     def to_csv(self) -> str:
         """The trace as CSV text with a header."""
-        out = io.StringIO()
-        write = csv.writer(out, lineterminator="\n")
-        write.writerow(["iteration", "seconds", "free_energy", "change"])
-        for t, s, f, c in zip(
-            self.iteration, self.seconds, self.free_energy, self.change, strict=True
-        ):
-            write.writerow([int(t), f"{s:.9f}", repr(float(f)), repr(float(c))])
-        return out.getvalue()
+        rows = zip(self.iteration, self.seconds, self.free_energy, self.change, strict=True)
+        lines = [f"{t},{s:.9f},{float(f)!r},{float(c)!r}" for t, s, f, c in rows]
+        return "\n".join(["iteration,seconds,free_energy,change", *lines, ""])
 
     def to_frame(self) -> DataFrame:
         """The trace as a pandas table: one column per attribute, one row per state.
@@ -122,13 +115,7 @@ class Trace:
             raise MissingDependencyError(
                 "Trace.to_frame needs pandas: pip install pandas (to_csv needs no pandas)"
             ) from None
-        columns: dict[str, Any] = {
-            "iteration": self.iteration,
-            "seconds": self.seconds,
-            "free_energy": self.free_energy,
-            "change": self.change,
-        }
-        return DataFrame(columns if self.member is None else {**columns, "member": self.member})
+        return DataFrame({name: x for name, x in vars(self).items() if x is not None})
 
 
 @dataclass(eq=False)

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from proxfield.core.common.checks import is_real, whole_number
-from proxfield.core.devices.cuda import torch
-from proxfield.core.devices.pytorch import need_torch
+from proxfield.core.devices.cuda import need_torch, torch
 from proxfield.core.devices.tensors import Tensor, TorchDevice, TorchDtype
 from proxfield.core.engines.plan import Custom, Order, Plan, Update
 from proxfield.core.engines.torch.energy import Energy

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from proxfield.core.common.checks import is_real
-from proxfield.core.devices.cuda import torch
-from proxfield.core.devices.pytorch import Module, need_torch
+from proxfield.core.devices.cuda import Module, need_torch, torch
 from proxfield.core.devices.tensors import AutogradContext, Tensor
 from proxfield.core.filters import FILTERS
 from proxfield.core.filters.torch.filter import working_dtype

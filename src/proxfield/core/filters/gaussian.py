@@ -71,8 +71,8 @@ def gaussian_filter(
             values, features, sigma=sigma, at=at, normalize=normalize, filter=filter
         )
     given = read_values(values, dtype)
-    where = _features(features, "features")
-    others = None if at is None else _features(at, "at")
+    where = real_numbers(features, "features")
+    others = None if at is None else real_numbers(at, "at")
     choose(filter, 0)
     shape = check_shapes(given.shape, where.shape, None if others is None else others.shape)
     width = read_sigma(sigma, where.shape[-1])
@@ -96,14 +96,20 @@ def gaussian_filter(
     return out.reshape(shape)
 
 
-def read_values(values: ArrayLike, dtype: str | None) -> Floats:
-    """Finite numbers in float32 or float64."""
+def real_numbers(values: ArrayLike, what: str) -> NDArray[Any]:
+    """Real numbers of any type as an array."""
     try:
         out = np.asarray(values)
         if out.dtype.kind not in "fiub":
             raise TypeError
     except (TypeError, ValueError):
-        raise InputError("values must be real numbers in one rectangular array") from None
+        raise InputError(f"{what} must be real numbers in one rectangular array") from None
+    return out
+
+
+def read_values(values: ArrayLike, dtype: str | None) -> Floats:
+    """Finite numbers in float32 or float64."""
+    out = real_numbers(values, "values")
     if dtype is None:
         single = out.dtype in (np.dtype(np.float32), np.dtype(np.float16))
         dtype = "float32" if single else "float64"
@@ -118,12 +124,7 @@ def read_values(values: ArrayLike, dtype: str | None) -> Floats:
 
 
 def check_shapes(values: Shape, features: Shape, at: Shape | None) -> Shape:
-    """The shape of the result.
-
-    Example:
-        >>> check_shapes((40, 50, 3), (40, 50, 5), None), check_shapes((9,), (9, 2), (4, 4, 2))
-        ((40, 50, 3), (4, 4))
-    """
+    """The shape of the result."""
     if len(features) < 2 or features[-1] < 1:
         raise InputError(
             f"features of shape {features}, expected (*points, features); a single feature per "
@@ -155,16 +156,6 @@ def read_sigma(sigma: ArrayLike, count: int) -> NDArray[np.float64]:
         ) from None
     if not (np.isfinite(out).all() and (out > 0).all()):
         raise InputError(f"sigma={shown(sigma)}, expected finite numbers above 0")
-    return out
-
-
-def _features(features: ArrayLike, what: str) -> NDArray[Any]:
-    try:
-        out = np.asarray(features)
-        if out.dtype.kind not in "fiub":
-            raise TypeError
-    except (TypeError, ValueError):
-        raise InputError(f"{what} must be real numbers in one rectangular array") from None
     return out
 
 

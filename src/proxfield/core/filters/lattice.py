@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.core.common.arrays import Floats, Ints
+from proxfield.core.common.arrays import Floats, Ints, group_positions
 from proxfield.core.compiled.jit import max_threads, threads_for
 from proxfield.core.compiled.simd import LANES, padded
 from proxfield.core.filters.geometry import (
@@ -60,13 +60,6 @@ def image_width(features: Floats) -> int:
 
     Some feature then rises (or falls) along a row and starts again with the next. Only the first
     row and the first column are looked at: what is made of it is a matter of speed.
-
-    Example:
-        >>> y, x = np.mgrid[:3, :5]
-        >>> image_width(np.stack([y.ravel(), x.ravel()], axis=1))
-        5
-        >>> image_width(np.ones((15, 2)))
-        0
     """
     n, d = features.shape
     longest = 0  # colors may repeat within a row
@@ -201,8 +194,9 @@ class Separable(Blurring):
         building.link_touched(near, added, beside)
         del near, added, missed, times  # what isn't needed any more makes room for the rest
         number = np.empty(len(keys), dtype=np.uint32)
-        table, keys, _ = building.merge(building.empty_table(), keys[:0], 0, keys, number)
-        building.link_added(table, keys, placed_count, stride, beside)
+        table, keys, count = building.merge(building.empty_table(), keys[:0], 0, keys, number)
+        near = TouchedVertices(table, keys[:count], []).neighbors(stride).swapaxes(0, 1)
+        np.copyto(beside[:, placed_count:], near + placed_count, where=near >= 0)
         self.next_to = beside.view(np.uint32)
         """Neighbors along each axis; ``n_vertices`` stands for none.  # (d + 1, vertices, 2)"""
         number = building.renumber(self.next_to)
@@ -319,18 +313,20 @@ class LatticeFilter(HostPlan):
             self.kind = suitable_blur(points) if blur is None else blur
             """The kind of blur."""
             placed = place_points(points, self.kind, self.chunks, self.row, self.weight)
-            self.chunk = np.cumsum([0, *(len(v) for v in placed.vertex)])
-            """First row of each chunk.  # (chunks + 1,)"""
             self.touched = placed.touched
             """How many vertices points touch."""
             blurring = Star if self.kind is STAR else Separable
             self.blurring: Blurring = blurring(placed, vertex_codes(d)[1], self.kind)
             """The blur over all vertices."""
-            none = np.zeros(0, dtype=np.uint32)
-            self._sort_rows(np.concatenate([none, *placed.vertex]))
+            self._set_rows(placed.vertex)
 
-    def _sort_rows(self, vertex: NDArray[np.uint32]) -> None:
-        self.own = RowsByVertex(vertex, *building.rows_by_vertex(vertex, self.n_vertices))
+    def _set_rows(self, vertex: list[Indices]) -> None:
+        """Which vertices the rows of each chunk stand for."""
+        self.chunk = np.cumsum([0, *(len(v) for v in vertex)])
+        """First row of each chunk.  # (chunks + 1,)"""
+        rows = np.concatenate([np.zeros(0, dtype=np.uint32), *vertex])
+        start, member = group_positions(rows.view(np.int32), self.n_vertices)
+        self.own = RowsByVertex(rows, start, member.astype(np.uint32))
         """Which rows stand for which vertex."""
 
     def regrouped(self, width: int, most: int) -> LatticeFilter:
@@ -338,10 +334,20 @@ class LatticeFilter(HostPlan):
         out = copy.copy(self)
         out.width, out.row = width, np.empty_like(self.row)
         out.chunks = make_chunks(len(self.row), width, most)
-        vertex, out.chunk = building.regroup(
-            self.own.vertex, self.points, out.chunks, self.n_vertices, out.row
-        )
-        out._sort_rows(vertex)
+        vertex = np.empty(self.row.shape, dtype=np.uint32)  # of each corner
+        for points, first, end in zip(
+            self.chunks.members(), self.chunk, self.chunk[1:], strict=False
+        ):
+            vertex[points] = self.own.vertex[first:end][self.row[points]]
+        rows = []
+        for points in out.chunks.members():
+            found, first, number = np.unique(
+                vertex[points].ravel(), return_index=True, return_inverse=True
+            )
+            order = np.argsort(first)  # numbered as they appear, like those of a new lattice
+            out.row[points] = np.argsort(order)[number].reshape(len(points), -1)
+            rows.append(found[order])
+        out._set_rows(rows)
         return out
 
     def like(self, features: Floats) -> LatticeFilter:

@@ -175,6 +175,18 @@ class Term(ABC):
     degree: ClassVar[int | None] = None
     """Degree of a homogeneous multilinear term; None: the term gives its own ``energy``."""
 
+    @classmethod
+    def trusted(cls, *parts: object) -> Self:
+        """A term that holds these very parts, the fields of a dataclass in order, unchecked."""
+        out = object.__new__(cls)
+        out._hold(*parts)
+        return out
+
+    def _hold(self, *parts: object) -> None:
+        """Set the fields of a frozen dataclass, in order."""
+        for part, value in zip(fields(self), parts, strict=True):  # type: ignore[arg-type]
+            object.__setattr__(self, part.name, value)
+
     @abstractmethod
     def validate(self, layout: Layout) -> None:
         """Raise `InputError` unless this term fits variables laid out like this."""
@@ -376,12 +388,7 @@ def expectation(q: Floats, g: Floats) -> float:
 
 
 def largest_finite(values: Floats) -> float:
-    """The largest size of a finite entry, 0 without one.
-
-    Example:
-        >>> largest_finite(np.array([-3.0, 2.0, np.inf]))
-        3.0
-    """
+    """The largest size of a finite entry, 0 without one."""
     low, high = float(values.min(initial=0.0)), float(values.max(initial=0.0))
     if high == np.inf:
         high = float(np.max(values, initial=0.0, where=np.isfinite(values)))

@@ -80,11 +80,7 @@ class Shift:
         return np.stack([begins, begins + self.distance], axis=1)
 
     def over_pixels(self, values: Floats) -> Floats:
-        """Entries of the grid's variables as maps, without a copy.  # (n_pixels·k,) -> (*shape, k)
-
-        Args:
-            values: Equally many entries per variable, one after another.
-        """
+        """Entries of the grid's variables as maps, a view.  # (n_pixels·k,) -> (*shape, k)"""
         return values.reshape(*self.shape, -1)
 
 
@@ -151,11 +147,7 @@ class GridPairwise(Term):
         which = None
         if index is not None or len(table) > 1:
             which = _index(index, len(table), shift)
-        for key, value in (
-            ("shape", sizes), ("offset", steps), ("tables", table), ("index", which),
-            ("first", int(first)),
-        ):  # fmt: skip
-            object.__setattr__(self, key, value)
+        self._hold(sizes, steps, table, which, int(first))
 
     @cached_property
     def shift(self) -> Shift:

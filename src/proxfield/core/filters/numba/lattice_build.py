@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from proxfield.core.common.arrays import Doubles, Floats, Ints
 from proxfield.core.compiled.jit import embedded, inlined, kernel, parallel_kernel
-from proxfield.core.filters.numba.lattice import VERTICES, Chunks, Indices, Points, Rows
+from proxfield.core.filters.numba.lattice import VERTICES, Chunks, Indices, Rows
 
 BATCH = 64
 """Points that are put onto the lattice together."""
@@ -221,46 +221,6 @@ def place(
 
 
 @kernel
-def regroup(
-    vertex: Indices, points: Points, chunks: Chunks, total: int, row: Rows
-) -> tuple[Indices, Ints]:
-    """Number the rows of a lattice anew, for other chunks.
-
-    vertex: Of each row, as they are; row: as `Points.row`, out.
-
-    Returns:
-        Vertex of each new row, and the first row of each chunk.
-    """
-    corners = row.shape[1]
-    whose = np.empty(row.shape, dtype=np.uint32)
-    run, begin, end = points.chunks
-    for c in range(len(run) - 1):
-        for r in range(run[c], run[c + 1]):
-            for i in range(begin[r], end[r]):
-                for k in range(corners):
-                    whose[i, k] = vertex[points.chunk[c] + points.row[i, k]]
-    run, begin, end = chunks
-    seen = np.full(total, -1, dtype=np.int64)  # in which chunk …
-    number = np.zeros(total, dtype=np.int32)  # … with which number
-    out = np.empty(row.size, dtype=np.uint32)
-    chunk = np.zeros(len(run), dtype=np.int64)
-    for c in range(len(run) - 1):
-        count = 0
-        for r in range(run[c], run[c + 1]):
-            for i in range(begin[r], end[r]):
-                for k in range(corners):
-                    v = whose[i, k]
-                    if seen[v] != c:
-                        seen[v] = c
-                        number[v] = count
-                        out[chunk[c] + count] = v
-                        count += 1
-                    row[i, k] = number[v]
-        chunk[c + 1] = chunk[c] + count
-    return out[: chunk[-1]].copy(), chunk
-
-
-@kernel
 def merge(
     table: Table, keys: Ints, count: int, more: Ints, vertex: Indices
 ) -> tuple[Table, Ints, int]:
@@ -297,36 +257,17 @@ def find_neighbors(table: Table, keys: Ints, stride: Ints, near: NDArray[np.int3
                     near[other, axis, 0] = i
 
 
-@kernel
-def rows_by_vertex(vertex: Indices, total: int) -> tuple[Ints, Indices]:
-    """Rows in the order of their vertices: (first of each vertex, rows); a counting sort."""
-    start = np.zeros(total + 1, dtype=np.int64)
-    for v in vertex:
-        start[v + 1] += 1
-    for v in range(total):
-        start[v + 1] += start[v]
-    member = np.empty(len(vertex), dtype=np.uint32)
-    free = start[:-1].copy()
-    for r in range(len(vertex)):
-        member[free[vertex[r]]] = r
-        free[vertex[r]] += 1
-    return start, member
-
-
 # ---- vertices between touched ones, which no point touches ----
 
 
 def renumber(beside: Indices) -> Indices:
     """Number vertices breadth first: neighbors then lie near each other in memory.
 
-    Blurs over more vertices than fit into caches take about half the time.
+    Blurs over more vertices than fit into caches take about half the time. Returns the new numbers,
+    and one that stands for none.
 
-    Args:
-        beside: Neighbors, larger than any vertex for none; in new numbers afterwards, where the
-            number of vertices stands for none.  # (axes, vertices, 2)
-
-    Returns:
-        The new numbers, and one that stands for none.
+    beside: Neighbors, larger than any vertex for none; in new numbers afterwards, where the number
+        of vertices stands for none.  # (axes, vertices, 2)
     """
     number: Indices
     order, number = breadth_first(beside)
@@ -341,14 +282,12 @@ def renumber(beside: Indices) -> Indices:
 def find_missed(
     keys: Ints, stride: Ints, near: NDArray[np.int32], missed: Ints, times: NDArray[np.int32]
 ) -> int:
-    """Vertices that touched ones miss; returns how many.
+    """Vertices that touched ones (with these keys) miss; returns how many.
 
     Mass that is blurred into a vertex that isn't there is lost, so the ones that are missed often
     are added.
 
     Args:
-        keys: Of the touched vertices.
-        stride: What a step along each axis adds to a key.
         near: Their neighbors, −1 for none; −2 − k becomes the k-th missed one.
             # (touched, axes, 2)
         missed: Keys of the missed ones, out.
@@ -397,22 +336,6 @@ def link_touched(
                         if other >= 0:
                             beside[axis, other, 1 - side] = v
                     beside[axis, v, side] = other
-
-
-@parallel_kernel
-def link_added(
-    table: Table, keys: Ints, first: int, stride: Ints, beside: NDArray[np.int32]
-) -> None:
-    """Neighbors of added vertices, from number ``first`` on, among themselves."""
-    n = beside.shape[1] - first
-    for task in numba.prange((n + VERTICES - 1) // VERTICES):
-        for i in range(task * VERTICES, min(n, (task + 1) * VERTICES)):
-            for axis in range(len(stride)):
-                if beside[axis, first + i, 1] < 0:
-                    other = table[find(keys[i] + stride[axis], table, keys)]
-                    if other != FREE:
-                        beside[axis, first + i, 1] = first + other
-                        beside[axis, first + other, 0] = first + i
 
 
 @kernel

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from proxfield.core.devices.cuda import torch
-from proxfield.core.devices.pytorch import need_torch
+from proxfield.core.devices.cuda import need_torch, torch
 from proxfield.core.devices.tensors import AutogradContext, Tensor, TorchDtype
 from proxfield.core.filters.gaussian import check_shapes, read_sigma
 from proxfield.core.filters.plan import SMALLEST_MASS, choose
@@ -110,10 +109,7 @@ def gaussian_filter(
 def apply_filter(features: Tensor, values: Tensor, filter: str = "exact") -> Tensor:
     """K @ values over points in units of standard deviations, as autograd records it.
 
-    Args:
-        features: # (B, n, d), or (1, n, d) if all images share them
-        values: In the type of the features.  # (B, n, c)
-        filter: "exact", "lattice" or "auto".
+    features: (1, n, d) if all images share them  # (B, n, d); values: in their type  # (B, n, c)
     """
     return FILTER(features, values, filter)
 
@@ -140,10 +136,6 @@ def _filter(features: Tensor, values: Tensor, filter: str) -> Tensor:
         if values.numel() == 0:
             return torch.zeros_like(values)
         return PLANS.get(features, filter).apply(values)
-
-
-def _filter_shape(features: Tensor, values: Tensor, filter: str) -> Tensor:
-    return values.new_empty(values.shape)
 
 
 def _filter_context(
@@ -191,23 +183,11 @@ def _pull(features: Tensor, a: Tensor, b: Tensor, filter: str) -> Tensor:
         return PLANS.get(features, filter).pull(a, b)[0]
 
 
-def _pull_shape(features: Tensor, a: Tensor, b: Tensor, filter: str) -> Tensor:
-    return features.new_empty(features.shape)
-
-
 def _diagonal(features: Tensor, filter: str) -> Tensor:
     """K_ii; a constant to autograd, as a Gaussian's is.  # (B, n, d) -> (B, n)"""
     if features.numel() == 0:
         return features.new_ones(features.shape[:2])
     return PLANS.get(features, filter).diagonal().to(features.dtype, copy=True)
-
-
-def _diagonal_shape(features: Tensor, filter: str) -> Tensor:
-    return features.new_empty(features.shape[:2])
-
-
-def _no_gradient(ctx: AutogradContext, grad: Tensor) -> tuple[None, None]:
-    return None, None
 
 
 def _no_change(ctx: AutogradContext, *tangents: Tensor | None) -> Tensor:
@@ -221,15 +201,15 @@ def _constant(ctx: AutogradContext, inputs: tuple[object, ...], output: Tensor) 
 
 FILTER = Op(
     "gaussian_filter", "(Tensor features, Tensor values, str filter) -> Tensor",
-    _filter, _filter_shape, _filter_context, _filter_backward,
-    images=((1,), (0,), (True,)), jvp=_filter_jvp,
+    _filter, lambda features, values, filter: values.new_empty(values.shape),
+    _filter_context, _filter_backward, images=((1,), (0,), (True,)), jvp=_filter_jvp,
 )  # fmt: skip
 PULL = Op(
     "gaussian_filter_pull", "(Tensor features, Tensor a, Tensor b, str filter) -> Tensor",
-    _pull, _pull_shape, nothing_saved, refuse,
+    _pull, lambda features, a, b, filter: features.new_empty(features.shape), nothing_saved, refuse,
 )  # fmt: skip
 DIAGONAL = Op(
     "gaussian_diagonal", "(Tensor features, str filter) -> Tensor",
-    _diagonal, _diagonal_shape, _constant, _no_gradient,
-    images=((0,), (), (True,)), jvp=_no_change,
+    _diagonal, lambda features, filter: features.new_empty(features.shape[:2]),
+    _constant, lambda ctx, grad: (None, None), images=((0,), (), (True,)), jvp=_no_change,
 )  # fmt: skip
