@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from proxfield.core.common.checks import whole_count
-from proxfield.core.common.logs import Described, log
+from proxfield.core.common.logs import log
 from proxfield.core.common.memory import check_memory
 from proxfield.core.common.records import Record
 from proxfield.core.lowering.lowered import Lowered, estimate_memory, lower, needed_memory
@@ -382,7 +382,7 @@ class Field:
             needed = needed_memory(self.layout, self.terms, self.evidence, FEW_CHAINS)
             check_memory(needed, f"inference on {self!r}")
             kept.lowered = lower(self.layout, self.terms, self.evidence)
-            log.debug("lowered %r to %s", self, Described(kept.lowered))
+            log.debug("lowered %r to %s", self, kept.lowered)
         return kept.lowered
 
     def memory_estimate(self, chains: int = RESTARTS) -> int:

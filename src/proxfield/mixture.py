@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from proxfield.core.common.records import Record
 from proxfield.core.terms.base import Floats, Ints, Layout
 
 
@@ -56,7 +56,7 @@ class Mode:
         return f"Mode(free energy {self.free_energy:.6g}, weight {self.weight:.3g}, {cell})"
 
     @property
-    def marginals(self) -> NDArray[Any] | list[NDArray[Any]]:
+    def marginals(self) -> Floats | list[Floats]:
         """(n_vars, n_labels) where all variables have as many labels, else one array each."""
         return self.layout.split(self.q)
 
@@ -65,7 +65,7 @@ class Mode:
         """The most probable labelling of the mode.  # (n_vars,)"""
         return self.layout.best_labels(self.q)
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Record:
         """Its numbers as a plain dictionary."""
         clamps = [[c.variable, "=" if c.held else "!=", c.label] for c in self.clamps]
         return {"free_energy": self.free_energy, "weight": self.weight, "clamps": clamps}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.core.common.records import Record
 from proxfield.core.terms.base import Floats, Ints
 from proxfield.errors import InputError, MissingDependencyError, shown
 from proxfield.mixture import Mode, draw, draw_mixture
@@ -148,7 +149,7 @@ class Result:
     iterations: int
     seconds: float
     rule: str
-    params: dict[str, Any]
+    params: Record
     trace: Trace
     setup_seconds: float = 0.0
     feasible: Ints | None = None
@@ -174,7 +175,7 @@ class Result:
 
     # ---- pickles ----
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> Record:
         state = {k: v for k, v in self.__dict__.items() if k != "labels"}
         if not self.with_field and self.field.has_terms:
             state.update(field=self.field.outline(), bounds_log_z=self.bounds_log_z)
@@ -185,7 +186,7 @@ class Result:
         out.__dict__.update(self.__dict__)
         return out
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
         out = object.__new__(type(self))
         memo[id(self)] = out
         out.__dict__.update(deepcopy(self.__dict__, memo))
@@ -247,7 +248,7 @@ class Result:
         return self.status.converged
 
     @property
-    def marginals(self) -> NDArray[Any] | list[NDArray[Any]]:
+    def marginals(self) -> Floats | list[Floats]:
         """(n_vars, n_labels) where all variables have as many labels, else one array each."""
         return self.field.layout.split(self.q)
 
@@ -329,7 +330,7 @@ class Result:
             return draw_mixture(self.modes, count, rng)
         return draw(self.field.layout, self.q, count, rng)
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Record:
         """The result's numbers as a plain dictionary (what ``solve --json`` prints)."""
         return {
             "n_vars": self.field.n_vars,

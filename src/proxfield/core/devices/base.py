@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import ClassVar, NamedTuple
 
 from proxfield.core.common.memory import available_memory
@@ -130,8 +130,7 @@ DEVICES: dict[str, str] = {
 
 def kind_of(kind: str) -> type[Device]:
     """The class of a kind of device."""
-    module, _, name = DEVICES[kind].partition(":")
-    found: type[Device] = getattr(import_module(module), name)
+    found: type[Device] = resolve_name(DEVICES[kind])
     return found
 
 

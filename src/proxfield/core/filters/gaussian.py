@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.core.common.arrays import Array, Floats
+from proxfield.core.common.arrays import Array, Floats, Pixels
 from proxfield.core.filters.plan import SMALLEST_MASS, check_features, choose, make_filter
 from proxfield.errors import InputError, shown
 
@@ -20,7 +19,7 @@ def gaussian_filter(
     values: ArrayLike,
     features: ArrayLike,
     *,
-    sigma: float | Sequence[float] | NDArray[Any] = 1.0,
+    sigma: float | Sequence[float] | Floats = 1.0,
     at: ArrayLike | None = None,
     normalize: bool = True,
     filter: str = "auto",
@@ -96,7 +95,7 @@ def gaussian_filter(
     return out.reshape(shape)
 
 
-def real_numbers(values: ArrayLike, what: str) -> NDArray[Any]:
+def real_numbers(values: ArrayLike, what: str) -> Pixels:
     """Real numbers of any type as an array."""
     try:
         out = np.asarray(values)
@@ -159,7 +158,7 @@ def read_sigma(sigma: ArrayLike, count: int) -> NDArray[np.float64]:
     return out
 
 
-def _points(features: NDArray[Any], sigma: NDArray[np.float64]) -> Floats:
+def _points(features: Pixels, sigma: NDArray[np.float64]) -> Floats:
     """One row per point, in units of standard deviations.  # (n, d)"""
     kind = np.float32 if features.dtype == np.float32 else np.float64
     with np.errstate(over="ignore"):
@@ -168,7 +167,7 @@ def _points(features: NDArray[Any], sigma: NDArray[np.float64]) -> Floats:
     return check_features(scaled.reshape(count, features.shape[-1]))
 
 
-def _threads(threads: int | None) -> Any:
+def _threads(threads: int | None) -> AbstractContextManager[object]:
     if threads is None:
         return nullcontext()
     if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:

@@ -119,9 +119,9 @@ def peak(d: int, blur: Blur) -> float:
 def vertex_codes(d: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """What a coordinate counts in a vertex's key, and what a step along each axis adds to it.
 
-    A vertex is known by one 64-bit key: Σ_k coordinate_k · code_k, wrapping around, with codes that
-    are fixed for each number of features; the last is 0. It is linear, so a step along an axis
-    (all coordinates + 1, that of the axis − (d + 1) more) adds a constant.  # (d + 1,), (d + 1,)
+    A key is Σ_k coordinate_k · code_k, wrapping around, with codes that are fixed for each number
+    of features; the last is 0. A step adds 1 to all coordinates, −(d + 1) to that of its axis.
+    # (d + 1,), (d + 1,)
     """
     code = np.append(np.random.default_rng(d).integers(-(2**62), 2**62, d) | 1, 0)
     return code, code.sum() - (d + 1) * code  # wraps around, as keys do

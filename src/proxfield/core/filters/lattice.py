@@ -4,16 +4,13 @@ Points are splatted onto the corners of the simplex they lie in, the values at t
 vertices are blurred, and sliced back: K = S B Sᵀ. Blurs along different axes don't commute where
 vertices are missing, so blurring one way, as is usual, is not symmetric. Here B is an operator
 times its own transpose: symmetric to the last bit's rounding, and without negative eigenvalues,
-by construction. Two blurs instead of one allow a finer lattice. There are three kinds
-(`proxfield.core.filters.geometry.Blur`): separable blurs over a fine lattice where points are dense
-among the vertices, stars over a coarse one, which take a fraction of the time, where they are
-sparse, and in between separable blurs over a coarser lattice.
+by construction. Two blurs instead of one allow a finer lattice.
+`proxfield.core.filters.geometry.Blur` says which kinds there are.
 """
 
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -148,35 +145,7 @@ class TouchedVertices:
         return near
 
 
-class Blurring(ABC):
-    """Neighbors of all vertices, and the blur over them."""
-
-    n_vertices: int
-
-    @abstractmethod
-    def workspace(self, own: RowsByVertex, width: int, dtype: np.dtype[np.floating]) -> Floats:
-        """What `rows` works in, for rows of ``width`` channels."""
-
-    @abstractmethod
-    def rows(self, own: RowsByVertex, rows: Floats, factor: float, spare: Floats) -> Floats:
-        """Rows as splatted → rows to slice from, times a factor.  # (n_rows, width)
-
-        The result is in one of the two arrays; the other one is the workspace from then on.
-        """
-
-    @abstractmethod
-    def one(self, here: Floats, there: Floats, few: bool) -> Floats:
-        """One number per vertex, blurred, in one of two arrays; few: by one thread.
-
-        here: The numbers; overwritten.  # (n_vertices + 1,)
-        """
-
-    @abstractmethod
-    def self_weights(self, points: Points, vertex: Indices, out: Floats) -> None:
-        """K_ii of each point.  # (n,)"""
-
-
-class Separable(Blurring):
+class Separable:
     """Along one axis after another, and back; with vertices between those that points touch."""
 
     def __init__(self, placed: TouchedVertices, stride: Ints, blur: Blur) -> None:
@@ -212,10 +181,15 @@ class Separable(Blurring):
         return np.array([*reversed(axes), *axes])
 
     def workspace(self, own: RowsByVertex, width: int, dtype: np.dtype[np.floating]) -> Floats:
+        """What `rows` works in, for rows of ``width`` channels."""
         # (2 · groups of channels, n_vertices + 1 or more, LANES)
         return np.empty((2 * width // LANES, self.n_vertices + 1, LANES), dtype=dtype)
 
     def rows(self, own: RowsByVertex, rows: Floats, factor: float, spare: Floats) -> Floats:
+        """Rows as splatted → rows to slice from, times a factor.  # (n_rows, width)
+
+        The result is in one of the two arrays; the other one is the workspace from then on.
+        """
         groups = rows.shape[1] // LANES
         planes, there = spare[:groups], spare[groups : 2 * groups]
         spare[:, self.n_vertices] = 0.0  # what a missing neighbor holds
@@ -230,16 +204,21 @@ class Separable(Blurring):
         return rows
 
     def one(self, here: Floats, there: Floats, few: bool) -> Floats:
+        """One number per vertex, blurred, in one of two arrays; few: by one thread.
+
+        here: The numbers; overwritten.  # (n_vertices + 1,)
+        """
         here[self.n_vertices] = there[self.n_vertices] = 0.0
         blur = kernels.blur_few if few else kernels.blur_one
         blur(self.next_to, self.there_and_back, self.share, here, there)
         return here
 
     def self_weights(self, points: Points, vertex: Indices, out: Floats) -> None:
+        """K_ii of each point.  # (n,)"""
         kernels.self_weights(points, vertex, self.next_to, self.share, out)
 
 
-class Star(Blurring):
+class Star:
     """Along all axes at once, three times; over the vertices that points touch."""
 
     def __init__(self, placed: TouchedVertices, stride: Ints, blur: Blur) -> None:
@@ -316,7 +295,7 @@ class LatticeFilter(HostPlan):
             self.touched = placed.touched
             """How many vertices points touch."""
             blurring = Star if self.kind is STAR else Separable
-            self.blurring: Blurring = blurring(placed, vertex_codes(d)[1], self.kind)
+            self.blurring: Separable | Star = blurring(placed, vertex_codes(d)[1], self.kind)
             """The blur over all vertices."""
             self._set_rows(placed.vertex)
 
@@ -374,7 +353,7 @@ class LatticeFilter(HostPlan):
         return sum(part.nbytes for part in parts if isinstance(part, np.ndarray))
 
     def blur(self, rows: Floats, table: Floats, spare: Floats) -> Floats:
-        """`Blurring.rows`, times a compatibility: a number (1, 1) or a matrix (labels, labels)."""
+        """`Separable.rows`, times a compatibility: a number (1, 1) or a matrix (labels, labels)."""
         factor = float(table[0, 0]) if len(table) == 1 else 1.0
         out = self.blurring.rows(self.own, rows, factor, spare)
         if len(table) > 1:

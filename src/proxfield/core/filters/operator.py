@@ -1,7 +1,6 @@
-"""The normalized operator A of a Gaussian term and bounds on its eigenvalues.
+"""The normalized operator A of a Gaussian term, and bounds on its eigenvalues for certified steps.
 
-For numpy arrays and torch tensors alike, also under autograd. The certified step rests on the
-bounds.
+For numpy arrays and torch tensors alike, also under autograd.
 """
 
 from __future__ import annotations

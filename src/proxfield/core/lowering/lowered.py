@@ -112,6 +112,16 @@ class Lowered:
         default_factory=ProgramCache, init=False, repr=False, compare=False
     )
 
+    def __str__(self) -> str:
+        if self.infeasible:
+            return "nothing: no labelling is possible"
+        edges = [t for t in (self.ising, self.potts) if t is not None]
+        parts = [f"{self.layout.n_vars} variables"]
+        parts += [f"{len(t.edges)} {t.name} edges" for t in edges]
+        parts += [f"{len(t.scopes)} tables of {t.degree} variables" for t in self.factors]
+        parts += [f"{t.name} as it is" for t in self.extras]
+        return ", ".join(parts)
+
     @property
     def layout(self) -> Layout:
         """The layout of the variables that are left."""
@@ -277,20 +287,20 @@ def interaction_scale(lowered: Lowered) -> float:
         return float(np.ldexp(interaction_scale(lowered.scaled(-exponent)), exponent))
     n, layout = lowered.layout.n_vars, lowered.layout
     total = np.zeros(n)
+    squares: list[tuple[Ints, Floats]] = []
     if lowered.ising is not None:
-        for end in lowered.ising.edges.T:
-            total += np.bincount(end, lowered.ising.weights**2, minlength=n)
+        squares.append((lowered.ising.edges, lowered.ising.weights**2))
     if lowered.potts is not None:
         c = layout.cardinalities[lowered.potts.edges].max(axis=1)
-        size = lowered.potts.weights**2 * (c - 1) / c**2
-        for end in lowered.potts.edges.T:
-            total += np.bincount(end, size, minlength=n)
+        squares.append((lowered.potts.edges, lowered.potts.weights**2 * (c - 1) / c**2))
     for factor in lowered.factors:
         tables, axes = factor.tables, range(1, factor.tables.ndim)
         rest = tables - tables.mean(axis=tuple(axes), keepdims=True)
         effects = [rest.mean(axis=tuple(a for a in axes if a != b), keepdims=True) for b in axes]
-        square = ((rest - sum(effects)) ** 2).mean(axis=tuple(axes))[factor.index]
-        for column in factor.scopes.T:
+        square = ((rest - sum(effects)) ** 2).mean(axis=tuple(axes))
+        squares.append((factor.scopes, square[factor.index]))
+    for scopes, square in squares:
+        for column in scopes.T:
             total += np.bincount(column, square, minlength=n)
     strength = np.sqrt(total)
     return float(strength[strength > 0].mean()) if strength.any() else 0.0

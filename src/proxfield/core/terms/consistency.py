@@ -10,17 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.core.common.arrays import Arrays
-from proxfield.core.terms.base import (
-    Floats,
-    Ints,
-    Layout,
-    Tables,
-    Term,
-    as_floats,
-    as_indices,
-    largest_finite,
-)
+from proxfield.core.common.arrays import Arrays, Floats, Ints
+from proxfield.core.terms.base import Layout, Tables, Term, as_floats, as_indices, largest_finite
 from proxfield.core.terms.factor import Factor
 from proxfield.errors import InputError
 

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from proxfield.core.common.arrays import Floats, Ints
 from proxfield.core.terms.base import (
-    Floats,
-    Ints,
     Layout,
     Tables,
     Term,
@@ -22,6 +21,7 @@ from proxfield.core.terms.base import (
     as_indices,
     check_scopes,
     expectation,
+    table_index,
 )
 from proxfield.errors import InputError
 
@@ -80,17 +80,7 @@ class Factor(Term):
             )
         if self.arity is not None and k != self.arity:
             raise InputError(f"{type(self).__name__} takes {self.arity} variables a scope, not {k}")
-        m = len(scope)
-        if index is None:
-            which = np.zeros(m, dtype=np.int64) if len(table) == 1 else np.arange(m)
-            if len(table) not in (1, m):
-                raise InputError(f"{m} scopes but {len(table)} tables; pass index to share tables")
-        else:
-            which = as_indices(index, "table index", 1)
-            if len(which) != m:
-                raise InputError(f"{m} scopes but {len(which)} table indices")
-            if m and (which.min() < 0 or which.max() >= len(table)):
-                raise InputError(f"table index out of range 0 to {len(table) - 1}")
+        which = table_index(index, len(scope), len(table), "scopes")
         self._hold(scope, table, which)
 
     @property

@@ -10,16 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.core.terms.base import (
-    Floats,
-    Ints,
-    Layout,
-    Tables,
-    Term,
-    as_floats,
-    as_indices,
-    check_scopes,
-)
+from proxfield.core.common.arrays import Floats, Ints
+from proxfield.core.terms.base import Layout, Tables, Term, as_floats, as_indices, check_scopes
 from proxfield.core.terms.factor import Factor
 from proxfield.errors import InputError
 

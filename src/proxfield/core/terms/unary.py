@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.core.common.arrays import Arrays
+from proxfield.core.common.arrays import Arrays, Floats, Ints
 from proxfield.core.terms.base import (
-    Floats,
-    Ints,
     Layout,
     Tables,
     Term,

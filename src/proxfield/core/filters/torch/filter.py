@@ -98,20 +98,12 @@ def gaussian_filter(
         f = [torch.cat([x.expand(most, -1, -1) for x in f], dim=1)]
         v = torch.cat([v, v.new_zeros((count, f[0].shape[1] - n, v.shape[-1]))], dim=1)
     # contiguous: products of matrices are summed in an order that depends on strides
-    out = apply_filter(f[0].contiguous(), v.contiguous(), filter)
+    out = FILTER(f[0].contiguous(), v.contiguous(), filter)
     if at is not None:
         out = out[:, n:]
     if normalize:
         out = out[..., :-1] / (out[..., -1:] + SMALLEST_MASS)
     return out.reshape(count, *shape) if batch else out.reshape(shape)
-
-
-def apply_filter(features: Tensor, values: Tensor, filter: str = "exact") -> Tensor:
-    """K @ values over points in units of standard deviations, as autograd records it.
-
-    features: (1, n, d) if all images share them  # (B, n, d); values: in their type  # (B, n, c)
-    """
-    return FILTER(features, values, filter)
 
 
 def _sigma(sigma: float | Sequence[float] | Tensor, count: int, like: Tensor) -> float | Tensor:

@@ -8,7 +8,7 @@ from proxfield.core.devices.cuda import torch
 from proxfield.core.devices.tensors import Tensor
 from proxfield.core.filters.operator import Operator as Operator
 from proxfield.core.filters.plan import SMALLEST_MASS, Plan
-from proxfield.core.filters.torch.filter import DIAGONAL, apply_filter
+from proxfield.core.filters.torch.filter import DIAGONAL, FILTER
 from proxfield.core.filters.torch.ops import exporting_onnx, refuse_onnx
 from proxfield.core.filters.torch.plans import PLANS
 
@@ -112,7 +112,7 @@ class RecordedPlan:
 
     def apply(self, values: Tensor) -> Tensor:
         """K @ values.  # (B, n, c)"""
-        return apply_filter(self.features, values, self.filter)
+        return FILTER(self.features, values, self.filter)
 
     def ones(self) -> Tensor:
         """# (Bf, n, 1)"""
