@@ -44,7 +44,7 @@ if TYPE_CHECKING:  # typing takes some milliseconds to import, in which Ctrl-C i
     from proxfield.core.terms.pairwise import Pairwise as Pairwise
     from proxfield.core.terms.pairwise import Potts as Potts
     from proxfield.core.terms.registry import TERMS as TERMS
-    from proxfield.core.terms.saving import saveable as saveable
+    from proxfield.core.terms.registry import saveable as saveable
     from proxfield.core.terms.unary import Constant as Constant
     from proxfield.core.terms.unary import Unary as Unary
     from proxfield.errors import InputError as InputError
@@ -101,8 +101,7 @@ _PLACES = {
     "core.solve.problem": "Problem",
     "core.solve.solve_map": "solve_map",
     "core.terms.base": "Layout Term",
-    "core.terms.registry": "TERMS",
-    "core.terms.saving": "saveable",
+    "core.terms.registry": "TERMS saveable",
     "errors": "InputError MemoryLimitError ProxfieldError UnsupportedError",
     "field": "Field",
     "images.batch": "refine_batch",

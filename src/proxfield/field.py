@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
@@ -11,14 +12,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from proxfield.core.common.checks import whole_count
-from proxfield.core.common.logs import Described, log
+from proxfield.core.common.logs import log
 from proxfield.core.common.memory import check_memory
 from proxfield.core.common.records import Record
-from proxfield.core.lowering.lowered import Lowered, lower
-from proxfield.core.lowering.memory import estimate_memory, needed_memory
+from proxfield.core.lowering.lowered import Lowered, estimate_memory, lower, needed_memory
 from proxfield.core.terms.base import Floats, Ints, Layout, Term, as_indices
 from proxfield.core.terms.names import Names, find_label, find_variable, listed
-from proxfield.core.terms.saving import same_term
+from proxfield.core.terms.registry import same_term
 from proxfield.errors import InputError, UnsupportedError, cut_middle, refuse_keywords
 
 if TYPE_CHECKING:
@@ -116,14 +116,7 @@ class Field:
 
     @classmethod
     def bare(cls, layout: Layout) -> Self:
-        """A field without terms over variables laid out like this, unchecked.
-
-        Nothing is allocated: for the part of a large field that one process holds.
-
-        Example:
-            >>> Field.bare(Layout(np.array([2, 3])))
-            Field(2 variables, 5 entries, terms: none)
-        """
+        """A field without terms over variables laid out like this, unchecked."""
         out = object.__new__(cls)
         out.layout, out.terms, out._kept = layout, [], _Kept()
         out.evidence = np.broadcast_to(np.int64(-1), layout.n_vars)
@@ -161,10 +154,6 @@ class Field:
         """A copy without terms, for results that travel: variables, names and evidence stay.
 
         Whatever needs its terms raises `UnsupportedError`.
-
-        Example:
-            >>> Field(3, n_labels=2).outline().has_terms
-            False
         """
         out = copy(self)
         out.__dict__.pop("terms", None)
@@ -210,11 +199,8 @@ class Field:
     @property
     def kinds(self) -> dict[str, int]:
         """How many terms of each kind there are."""
-        out: dict[str, int] = {}
-        for term in self.terms if self.has_terms else ():
-            kind = getattr(term, "name", type(term).__name__)
-            out[kind] = out.get(kind, 0) + 1
-        return out
+        terms = self.terms if self.has_terms else ()
+        return dict(Counter(getattr(term, "name", type(term).__name__) for term in terms))
 
     def __repr__(self) -> str:
         kinds = "not here"
@@ -316,20 +302,14 @@ class Field:
             raise InputError("evidence must be a dictionary from variables to labels")
         seen = self.evidence.copy()
         try:
-            names, cards = self.layout.names, self.cardinalities
             for key, value in evidence.items():
-                v = find_variable(names, self.n_vars, key)
-                seen[v] = find_label(names, v, int(cards[v]), value)
+                v = self.variable_index(key)
+                seen[v] = self.label_index(v, value)
         except InputError as error:
             raise InputError(f"evidence: {error}") from None
-        return self._observing(seen)
-
-    def _observing(self, evidence: Ints) -> Self:
-        """A copy with this evidence, which becomes read-only.  # (n_vars,)"""
-        out = self.snapshot()
-        evidence.setflags(write=False)  # copies share it
-        out.evidence = evidence
-        out._kept = _Kept()
+        seen.setflags(write=False)  # copies share it
+        out = self.snapshot(lowered=False)
+        out.evidence = seen
         return out
 
     # ---- energies ----
@@ -342,9 +322,16 @@ class Field:
                 by number or by name.  # (n_vars,)
         """
         if isinstance(labels, Mapping):
-            labels = self._labelling(labels)
-        x = as_indices(labels, "labels", 1)
-        self.check_labels(x)
+            x = np.full(self.n_vars, -1, dtype=np.int64)
+            for key, value in labels.items():
+                v = self.variable_index(key)
+                x[v] = self.label_index(v, value)
+            if (x < 0).any():
+                where = self.layout.show(int(np.flatnonzero(x < 0)[0]))
+                raise InputError(f"no label for {where}, expected one for each variable")
+        else:
+            x = as_indices(labels, "labels", 1)
+            self.check_labels(x)
         return float(sum(t.labelling_energy(self.layout, x) for t in self.terms))
 
     def check_labels(self, x: Ints) -> None:
@@ -356,17 +343,6 @@ class Field:
             v = int(np.flatnonzero(bad)[0])
             top = int(self.cardinalities[v]) - 1
             raise InputError(f"{self.layout.show(v)} has label {int(x[v])}, expected 0 to {top}")
-
-    def _labelling(self, labels: Mapping[int | str, int | str]) -> Ints:
-        """A labelling in the order of variables.  # (n_vars,)"""
-        out = np.full(self.n_vars, -1, dtype=np.int64)
-        for key, value in labels.items():
-            v = self.variable_index(key)
-            out[v] = self.label_index(v, value)
-        if (out < 0).any():
-            v = int(np.flatnonzero(out < 0)[0])
-            raise InputError(f"no label for {self.layout.show(v)}, expected one for each variable")
-        return out
 
     def flatten(self, marginals: Any) -> NDArray[np.float64]:
         """Marginals in any accepted form as one flat array; checked to be distributions."""
@@ -406,7 +382,7 @@ class Field:
             needed = needed_memory(self.layout, self.terms, self.evidence, FEW_CHAINS)
             check_memory(needed, f"inference on {self!r}")
             kept.lowered = lower(self.layout, self.terms, self.evidence)
-            log.debug("lowered %r to %s", self, Described(kept.lowered))
+            log.debug("lowered %r to %s", self, kept.lowered)
         return kept.lowered
 
     def memory_estimate(self, chains: int = RESTARTS) -> int:

@@ -5,6 +5,7 @@ Each generator gives the same field for the same arguments. They need numpy alon
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from proxfield.core.common.memory import check_memory
 from proxfield.core.terms.base import Ints
+from proxfield.core.terms.grid import Shift
 from proxfield.core.terms.pairwise import Ising, Potts
 from proxfield.core.terms.unary import Unary
 from proxfield.errors import InputError, refuse_keywords, shown
@@ -44,8 +46,7 @@ def grid_edges(rows: int, cols: int, wrap: bool = False) -> Ints:
         >>> grid_edges(2, 2).tolist()
         [[0, 1], [2, 3], [0, 2], [1, 3]]
     """
-    _check_count("rows", rows)
-    _check_count("cols", cols)
+    _check_counts(rows=rows, cols=cols)
     check_memory(2 * EDGE_BYTES * rows * cols, f"a grid of {rows:,} × {cols:,}")
     at = np.arange(rows * cols, dtype=np.int64).reshape(rows, cols)
     along, across = [(at[:, :-1], at[:, 1:])], [(at[:-1], at[1:])]
@@ -91,7 +92,7 @@ def grid(
         Field(400 variables, 800 entries, terms: unary, ising)
     """
     refuse_keywords("grid", unknown, {"labels": "n_labels"})
-    _check_strength(strength)
+    _check_size("strength", strength)
     if sign not in SIGNS:
         raise InputError(f"sign={shown(sign)}, expected one of: {', '.join(SIGNS)}")
     if n_labels < 2:
@@ -129,9 +130,8 @@ def rbm(visible: int, hidden: int, *, strength: float = 0.2, seed: int = 0) -> F
         >>> rbm(6, 3).terms[1].edges.shape
         (18, 2)
     """
-    _check_count("visible", visible)
-    _check_count("hidden", hidden)
-    _check_strength(strength)
+    _check_counts(visible=visible, hidden=hidden)
+    _check_size("strength", strength)
     check_memory(EDGE_BYTES * visible * hidden, f"{visible * hidden:,} edges")
     rng = _generator(seed)
     n = visible + hidden
@@ -164,10 +164,9 @@ def segmentation(
         >>> segmentation(300)
         Field(300 variables, 600 entries, terms: unary, potts)
     """
-    _check_count("regions", regions)
-    _check_strength(strength)
-    if not (math.isfinite(noise) and noise >= 0):
-        raise InputError(f"noise={shown(noise)}, expected a finite number, 0 or more")
+    _check_counts(regions=regions)
+    _check_size("strength", strength)
+    _check_size("noise", noise)
     check_memory(150 * PIXELS_PER_REGION * regions, f"a picture of {regions:,} regions")
     rng = _generator(seed)
     side = math.ceil(math.sqrt(regions * PIXELS_PER_REGION))
@@ -209,22 +208,16 @@ def _voronoi(side: int, points: Ints) -> Ints:
     distance = np.where(best >= 0, 0, np.iinfo(np.int64).max)
     jump = 1 << max(0, (side - 1).bit_length() - 1)
     while jump:
-        for dy in (-jump, 0, jump):
-            for dx in (-jump, 0, jump):
-                here = _window(side, dy), _window(side, dx)
-                there = _window(side, -dy), _window(side, -dx)
-                offer = best[there].copy()
-                away = (row[offer] - y[here]) ** 2 + (col[offer] - x[here]) ** 2
-                nearer = (offer >= 0) & (away < distance[here])
-                best[here] = np.where(nearer, offer, best[here])
-                distance[here] = np.where(nearer, away, distance[here])
+        for offset in itertools.product((-jump, 0, jump), repeat=2):
+            shift = Shift((side, side), offset)
+            here, there = shift.here, shift.there
+            offer = best[there].copy()
+            away = (row[offer] - y[here]) ** 2 + (col[offer] - x[here]) ** 2
+            nearer = (offer >= 0) & (away < distance[here])
+            best[here] = np.where(nearer, offer, best[here])
+            distance[here] = np.where(nearer, away, distance[here])
         jump //= 2
     return best
-
-
-def _window(side: int, shift: int) -> slice:
-    """The positions i for which i + shift is a position too."""
-    return slice(max(0, -shift), max(0, side - max(0, shift)))
 
 
 def _touching(cells: Ints) -> tuple[Ints, Ints]:
@@ -250,11 +243,12 @@ def _generator(seed: int) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def _check_count(name: str, value: int) -> None:
-    if value < 1:
-        raise InputError(f"{name}={shown(value)}, expected 1 or more")
+def _check_counts(**values: int) -> None:
+    for name, value in values.items():
+        if value < 1:
+            raise InputError(f"{name}={shown(value)}, expected 1 or more")
 
 
-def _check_strength(value: float) -> None:
+def _check_size(name: str, value: float) -> None:
     if not (math.isfinite(value) and value >= 0):
-        raise InputError(f"strength={shown(value)}, expected a finite number, 0 or more")
+        raise InputError(f"{name}={shown(value)}, expected a finite number, 0 or more")

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from proxfield.core.common.records import Record
 from proxfield.core.terms.base import Floats, Ints, Layout
 
 
@@ -56,7 +56,7 @@ class Mode:
         return f"Mode(free energy {self.free_energy:.6g}, weight {self.weight:.3g}, {cell})"
 
     @property
-    def marginals(self) -> NDArray[Any] | list[NDArray[Any]]:
+    def marginals(self) -> Floats | list[Floats]:
         """(n_vars, n_labels) where all variables have as many labels, else one array each."""
         return self.layout.split(self.q)
 
@@ -65,7 +65,7 @@ class Mode:
         """The most probable labelling of the mode.  # (n_vars,)"""
         return self.layout.best_labels(self.q)
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Record:
         """Its numbers as a plain dictionary."""
         clamps = [[c.variable, "=" if c.held else "!=", c.label] for c in self.clamps]
         return {"free_energy": self.free_energy, "weight": self.weight, "clamps": clamps}
@@ -101,12 +101,7 @@ def mixture_free_energy(free_energies: ArrayLike) -> float:
 
 
 def mixture_weights(free_energies: ArrayLike) -> NDArray[np.float64]:
-    """Weights proportional to exp(−F_k), which sum to 1.
-
-    Example:
-        >>> mixture_weights([1.0, 1.0, np.inf])
-        array([0.5, 0.5, 0. ])
-    """
+    """Weights proportional to exp(−F_k), which sum to 1."""
     f = np.asarray(free_energies, dtype=np.float64)
     low = f.min(initial=np.inf)
     if not np.isfinite(low):
@@ -118,12 +113,7 @@ def mixture_weights(free_energies: ArrayLike) -> NDArray[np.float64]:
 def make_modes(
     layout: Layout, parts: Sequence[tuple[float, NDArray[np.float64], tuple[Clamp, ...]]]
 ) -> tuple[Mode, ...]:
-    """Modes of (F, marginals, clamps), the heaviest first.
-
-    Args:
-        layout: Where each variable's labels are.
-        parts: Of each cell: F, marginals and what bounds it.
-    """
+    """Modes of (F, marginals, what bounds the cell), the heaviest first."""
     ordered = sorted(parts, key=lambda part: part[0])  # stable
     weights = mixture_weights([f for f, _, _ in ordered])
     return tuple(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from copy import deepcopy
 from dataclasses import dataclass, field
 from enum import Enum
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.core.common.records import Record
 from proxfield.core.terms.base import Floats, Ints
 from proxfield.errors import InputError, MissingDependencyError, shown
 from proxfield.mixture import Mode, draw, draw_mixture
@@ -101,14 +100,9 @@ class Trace:
 
     def to_csv(self) -> str:
         """The trace as CSV text with a header."""
-        out = io.StringIO()
-        write = csv.writer(out, lineterminator="\n")
-        write.writerow(["iteration", "seconds", "free_energy", "change"])
-        for t, s, f, c in zip(
-            self.iteration, self.seconds, self.free_energy, self.change, strict=True
-        ):
-            write.writerow([int(t), f"{s:.9f}", repr(float(f)), repr(float(c))])
-        return out.getvalue()
+        rows = zip(self.iteration, self.seconds, self.free_energy, self.change, strict=True)
+        lines = [f"{t},{s:.9f},{float(f)!r},{float(c)!r}" for t, s, f, c in rows]
+        return "\n".join(["iteration,seconds,free_energy,change", *lines, ""])
 
     def to_frame(self) -> DataFrame:
         """The trace as a pandas table: one column per attribute, one row per state.
@@ -122,13 +116,7 @@ class Trace:
             raise MissingDependencyError(
                 "Trace.to_frame needs pandas: pip install pandas (to_csv needs no pandas)"
             ) from None
-        columns: dict[str, Any] = {
-            "iteration": self.iteration,
-            "seconds": self.seconds,
-            "free_energy": self.free_energy,
-            "change": self.change,
-        }
-        return DataFrame(columns if self.member is None else {**columns, "member": self.member})
+        return DataFrame({name: x for name, x in vars(self).items() if x is not None})
 
 
 @dataclass(eq=False)
@@ -161,7 +149,7 @@ class Result:
     iterations: int
     seconds: float
     rule: str
-    params: dict[str, Any]
+    params: Record
     trace: Trace
     setup_seconds: float = 0.0
     feasible: Ints | None = None
@@ -187,7 +175,7 @@ class Result:
 
     # ---- pickles ----
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> Record:
         state = {k: v for k, v in self.__dict__.items() if k != "labels"}
         if not self.with_field and self.field.has_terms:
             state.update(field=self.field.outline(), bounds_log_z=self.bounds_log_z)
@@ -198,7 +186,7 @@ class Result:
         out.__dict__.update(self.__dict__)
         return out
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
         out = object.__new__(type(self))
         memo[id(self)] = out
         out.__dict__.update(deepcopy(self.__dict__, memo))
@@ -260,7 +248,7 @@ class Result:
         return self.status.converged
 
     @property
-    def marginals(self) -> NDArray[Any] | list[NDArray[Any]]:
+    def marginals(self) -> Floats | list[Floats]:
         """(n_vars, n_labels) where all variables have as many labels, else one array each."""
         return self.field.layout.split(self.q)
 
@@ -342,7 +330,7 @@ class Result:
             return draw_mixture(self.modes, count, rng)
         return draw(self.field.layout, self.q, count, rng)
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Record:
         """The result's numbers as a plain dictionary (what ``solve --json`` prints)."""
         return {
             "n_vars": self.field.n_vars,

@@ -5,7 +5,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from proxfield.core.common import cgroups, cores, memory
+from proxfield.core.common import memory
 
 GIB = 2**30
 
@@ -31,18 +31,18 @@ class Tree:
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
     out = Tree(tmp_path)
-    monkeypatch.setattr(cgroups, "ROOT", out.root)
-    monkeypatch.setattr(cgroups, "MEMBERSHIP", out.membership)
+    monkeypatch.setattr(memory, "ROOT", out.root)
+    monkeypatch.setattr(memory, "MEMBERSHIP", out.membership)
     return out
 
 
 def test_without_groups_there_is_no_limit(tree: Tree) -> None:
-    assert cgroups.memory_left() is None and cgroups.cpu_limit() is None
+    assert memory.memory_left() is None and memory.cpu_limit() is None
 
 
 def test_max_is_no_limit(tree: Tree) -> None:
     tree.write("slurm/job", memory_max="max", memory_current="17", cpu_max="max 100000")
-    assert cgroups.memory_left() is None and cgroups.cpu_limit() is None
+    assert memory.memory_left() is None and memory.cpu_limit() is None
 
 
 def test_the_tightest_group_counts(tree: Tree) -> None:
@@ -50,38 +50,38 @@ def test_the_tightest_group_counts(tree: Tree) -> None:
     tree.write(
         "slurm", memory_max=str(9 * GIB), memory_current=str(3 * GIB), cpu_max="250000 100000"
     )
-    assert cgroups.memory_left() == 6 * GIB
-    assert cgroups.cpu_limit() == 3  # two and a half
+    assert memory.memory_left() == 6 * GIB
+    assert memory.cpu_limit() == 3  # two and a half
 
 
 def test_limits_of_the_root_are_those_of_a_container(tree: Tree) -> None:
     tree.join("/")
     tree.write(".", memory_max=str(GIB), memory_current=str(GIB // 4), cpu_max="50000 100000")
-    assert cgroups.memory_left() == GIB * 3 // 4
-    assert cgroups.cpu_limit() == 1
+    assert memory.memory_left() == GIB * 3 // 4
+    assert memory.cpu_limit() == 1
 
 
 def test_a_group_above_what_is_mounted(tree: Tree) -> None:
     tree.join("/../other")
     tree.write(".", memory_max="1000", memory_current="1", cpu_max="200000 100000")
-    assert cgroups.memory_left() == 999 and cgroups.cpu_limit() == 2
+    assert memory.memory_left() == 999 and memory.cpu_limit() == 2
 
 
 def test_pages_of_files_are_given_up(tree: Tree) -> None:
     stat = f"anon 5\ninactive_file {GIB}\nactive_file 7"
     tree.write("slurm/job", memory_max=str(2 * GIB), memory_current=str(2 * GIB), memory_stat=stat)
-    assert cgroups.memory_left() == GIB
+    assert memory.memory_left() == GIB
 
 
 def test_more_used_than_allowed_leaves_nothing(tree: Tree) -> None:
     tree.write("slurm/job", memory_max="100", memory_current="150")
-    assert cgroups.memory_left() == 0
+    assert memory.memory_left() == 0
 
 
 @pytest.mark.parametrize("text", ["", "100000", "a b", "100000 0", "-1 100000"])
 def test_damaged_files_are_no_limit(tree: Tree, text: str) -> None:
     tree.write("slurm/job", cpu_max=text, memory_max=text, memory_current="1")
-    assert cgroups.cpu_limit() is None
+    assert memory.cpu_limit() is None
 
 
 def test_memory_is_the_smaller_of_both(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +109,7 @@ def test_cores_are_those_allowed(tree: Tree, monkeypatch: pytest.MonkeyPatch) ->
         def cpu_affinity(self) -> list[int]:
             return [0, 1, 2, 5, 6, 7]
 
-    count = cores.available_cores.__wrapped__
+    count = memory.available_cores.__wrapped__
     monkeypatch.setattr(psutil, "Process", Process)
     assert count() == 6
     tree.write("slurm/job", cpu_max="400000 100000")
@@ -121,4 +121,4 @@ def test_cores_are_those_allowed(tree: Tree, monkeypatch: pytest.MonkeyPatch) ->
 def test_cores_without_affinity(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "Process", object)  # as on macOS
     monkeypatch.setattr(psutil, "cpu_count", lambda: 12)
-    assert cores.available_cores.__wrapped__() == 12
+    assert memory.available_cores.__wrapped__() == 12

@@ -12,7 +12,7 @@ from devices_added import ADDED, AddedDevice
 
 import proxfield as pf
 from proxfield.cli.doctor import graphics
-from proxfield.core.devices import cuda, pytorch
+from proxfield.core.devices import cuda
 from proxfield.core.devices.base import DEVICES, CpuDevice, Device, find
 from proxfield.core.devices.cuda import CudaDevice
 from proxfield.core.engines.registry import ALL_ENGINES, placed
@@ -35,7 +35,7 @@ def with_torch(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             float64="float64", float32="float32",
         )  # fmt: skip
         monkeypatch.setattr(cuda, "torch", fake)
-        monkeypatch.setattr(pytorch, "torch", fake)
+        monkeypatch.setattr(cuda, "torch", fake)
 
     return install
 
@@ -151,7 +151,7 @@ def test_a_device_that_torch_lacks(with_torch: Callable[..., None]) -> None:
     with_torch(create)
     line = refusal(choose_kernels, "xpu", "torch", None)
     assert line == "device 'xpu': torch can't use it (Torch not compiled with XPU enabled)"
-    assert not pytorch.OtherDevice("xpu").available
+    assert not cuda.OtherDevice("xpu").available
 
 
 def test_a_device_without_float64(with_torch: Callable[..., None]) -> None:
@@ -161,6 +161,6 @@ def test_a_device_without_float64(with_torch: Callable[..., None]) -> None:
         return Fake(sum=lambda: 1.0)
 
     with_torch(create)
-    assert pytorch.sum_type("mps") == "float32"
+    assert cuda.sum_type("mps") == "float32"
     assert choose_kernels("mps", "torch", None) == ("torch:mps", "float32")
     assert "has float32 only" in refusal(choose_kernels, "mps", "torch", "float64")

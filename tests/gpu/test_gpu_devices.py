@@ -130,8 +130,8 @@ def test_kernels_of_another_device(machine: Any, kernels: str) -> None:
     assert line.endswith("leave them out, or use device cpu")
 
 
-def out_of_memory(error: Exception, *args: Any) -> None:
-    with backend.memory_errors("the field", *args):
+def out_of_memory(error: Exception, *args: Any, device: str = "cuda") -> None:
+    with backend.CudaDevice(device).memory_errors("the field", *args):
         raise error
 
 
@@ -142,7 +142,8 @@ def test_out_of_memory(machine: Any) -> None:
     assert line.startswith("the field (50,000,000 variables) doesn't fit on cuda:0, which has ")
     assert "8.0 GiB of 80.0 GiB free; about 8,388,608 variables of this kind would fit" in line
     assert line.endswith("split the field, use float32, or device cpu")
-    line = refusal(pf.MemoryLimitError, out_of_memory, error, 1024.0, 1000, "cuda:3")
+    machine(fake_torch(devices=4))
+    line = refusal(pf.MemoryLimitError, out_of_memory, error, 1024.0, 1000, device="cuda:3")
     assert "on cuda:3" in line
     assert "about 500 variables" in line  # the estimate says more, but 1000 did not fit
 

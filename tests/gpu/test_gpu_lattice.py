@@ -18,7 +18,7 @@ from device_terms import (
 
 from lattice_reference import lattice_factors, lattice_matrix, suitable_blur
 from proxfield.core.filters.geometry import COARSE, SEPARABLE, STAR, Blur
-from proxfield.core.filters.torch.lattice import DeviceLattice
+from proxfield.core.filters.torch.plans import DeviceLattice
 from proxfield.core.filters.triton import lattice_build, segments
 from proxfield.core.filters.triton.lattice import LatticePlan
 from proxfield.core.filters.triton.segments import SegmentSum

@@ -380,14 +380,18 @@ def test_freed_memory_is_returned_where_the_c_library_can(monkeypatch: pytest.Mo
         def malloc_trim(self, *given: int) -> None:
             calls.append(("malloc_trim", *given))
 
-    monkeypatch.setattr(memory, "_C_LIBRARY", None)
-    monkeypatch.setattr(memory, "_open_glibc", Library)
+        gnu_get_libc_version = None
+
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: Library())
+    monkeypatch.setattr(sys, "platform", "linux")
+    memory._glibc.cache_clear()
     memory.return_freed_arrays()
     memory.return_freed_arrays()
     assert calls == [("mallopt", -3, 2**20), ("malloc_trim", 0), ("malloc_trim", 0)]
-    monkeypatch.undo()
+    memory._glibc.cache_clear()
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert memory._open_glibc() is False
+    assert memory._glibc() is None
+    memory._glibc.cache_clear()
 
 
 # ---- jobs, stopping and going on ----

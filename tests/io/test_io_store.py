@@ -16,7 +16,7 @@ import pytest
 import proxfield as pf
 from helpers import Chain, repulsive_grid
 from proxfield.core.common.registry import Registry
-from proxfield.core.terms import saving
+from proxfield.core.terms import registry
 from random_fields import random_field
 
 
@@ -28,8 +28,8 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def kinds(monkeypatch: pytest.MonkeyPatch) -> Registry[type[pf.Term]]:
     """The registry of kinds, put back afterwards."""
-    monkeypatch.setattr(saving.KINDS, "known", dict(saving.KINDS.known))
-    return saving.KINDS
+    monkeypatch.setattr(registry.KINDS, "known", dict(registry.KINDS.known))
+    return registry.KINDS
 
 
 def counts() -> pf.CooccurrenceStatistics:
@@ -111,7 +111,7 @@ def assert_same_bits(one: pf.Field, other: pf.Field) -> None:
     assert type(one) is type(other)
     assert one == other
     for a, b in zip(one.terms, other.terms, strict=True):
-        (kind, left), (same, right) = saving.term_arrays(a), saving.term_arrays(b)
+        (kind, left), (same, right) = registry.term_arrays(a), registry.term_arrays(b)
         assert kind == same
         for name in left:
             assert left[name].dtype == right[name].dtype
@@ -131,8 +131,8 @@ def test_fields_come_back_in_every_bit(name: str, path: Path) -> None:
 
 
 def test_every_kind_of_term_has_an_example() -> None:
-    ours = {k for k, cls in saving.KINDS.items() if cls.__module__.startswith("proxfield.")}
-    used = {saving.term_arrays(t)[0] for make in FIELDS.values() for t in make().terms}
+    ours = {k for k, cls in registry.KINDS.items() if cls.__module__.startswith("proxfield.")}
+    used = {registry.term_arrays(t)[0] for make in FIELDS.values() for t in make().terms}
     assert used == ours
     assert set(pf.TERMS) <= ours
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import proxfield as pf
-from proxfield.core.lowering import zeros
-from proxfield.core.lowering.zeros import possible, to_bits
+from proxfield.core.lowering import reduction
+from proxfield.core.lowering.reduction import possible, to_bits
 from proxfield.core.terms.base import Layout
 
 INF = np.inf
@@ -61,8 +61,8 @@ def test_same_fixed_point_as_the_plain_way(
     monkeypatch: pytest.MonkeyPatch, few: int, bits: int
 ) -> None:
     """However many tables are taken together, and as bits or as arrays."""
-    monkeypatch.setattr(zeros, "FEW_FACTORS", few)
-    monkeypatch.setattr(zeros, "MAX_BITS", bits)
+    monkeypatch.setattr(reduction, "FEW_FACTORS", few)
+    monkeypatch.setattr(reduction, "MAX_BITS", bits)
     cleared = 0
     for seed in range(150):
         field = random_hard_field(np.random.default_rng(seed))
@@ -91,14 +91,14 @@ def test_each_scope_is_looked_at_a_few_times(
 ) -> None:
     """So that long chains take linear time."""
     looks = 0
-    plain = zeros.Propagation._lost
+    plain = reduction.Propagation._lost
 
-    def count(self: zeros.Propagation, *args: object) -> list[int]:
+    def count(self: reduction.Propagation, *args: object) -> list[int]:
         nonlocal looks
         looks += 1
         return plain(self, *args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(zeros.Propagation, "_lost", count)
+    monkeypatch.setattr(reduction.Propagation, "_lost", count)
     field = equality_chain(n, n_labels).condition({seen: 0})
     assert possible(field.layout, field.terms, field.evidence).sum() == n
     assert n - 10 < looks < 2.2 * n

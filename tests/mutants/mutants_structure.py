@@ -90,28 +90,28 @@ LOWERING = [
 ZEROS = [
     Mutant(
         "evidence-rules-nothing-out",
-        "core/lowering/zeros.py",
+        "core/lowering/reduction.py",
         "keep[(evidence >= 0)[layout.owner]] = False",
         "pass",
         "lowering/test_lowering.py::test_evidence_takes_variables_out",
     ),
     Mutant(
         "propagation-only-looks-back",
-        "core/lowering/zeros.py",
+        "core/lowering/reduction.py",
         "if g != cause)",
         "if g == cause)",
         "lowering/test_zeros.py::test_long_chains_are_decided",
     ),
     Mutant(
         "bits-in-the-other-order",
-        "core/lowering/zeros.py",
+        "core/lowering/reduction.py",
         'bitorder="little"',
         'bitorder="big"',
         "lowering/test_zeros.py::test_bits",
     ),
     Mutant(
         "own-terms-prune-without-tables",
-        "core/lowering/zeros.py",
+        "core/lowering/reduction.py",
         "    while sum(term.prune(layout, keep) for term in others):\n        propagation.run()\n",
         "",
         "lowering/test_zeros.py::test_a_term_of_a_users_own_takes_part",
@@ -170,7 +170,7 @@ FILES = [
     ),
     Mutant(
         "subclasses-saved-as-their-base",
-        "core/terms/saving.py",
+        "core/terms/registry.py",
         "KINDS.name_of(type(term))",
         "next((k for k, cls in KINDS.items() if isinstance(term, cls)), None)",
         "io/test_io_store.py::test_subclasses_are_not_saved_as_what_they_extend",
@@ -265,7 +265,7 @@ FILTERS = [
     ),
     Mutant(
         "blur-not-mirrored",
-        "core/filters/blurring.py",
+        "core/filters/lattice.py",
         "np.array([*reversed(axes), *axes])",
         "np.array([*axes, *axes])",
         "filters/test_lattice.py::test_kernels_multiply_with_the_reference_matrix "
@@ -273,7 +273,7 @@ FILTERS = [
     ),
     Mutant(
         "star-without-its-middle",
-        "core/filters/blurring.py",
+        "core/filters/lattice.py",
         "self.more = 0.5 - 2 * self.middle",
         "self.more = 0.5 - self.middle",
         "filters/test_lattice.py::test_kernels_multiply_with_the_reference_matrix",

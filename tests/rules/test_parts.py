@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import proxfield as pf
-from proxfield.core.lowering.interactions import interaction_scale
-from proxfield.core.lowering.lowered import Lowered
+from proxfield.core.lowering.lowered import Lowered, interaction_scale
 from proxfield.core.solve.search.parts import Parts
 from random_fields import random_field
 

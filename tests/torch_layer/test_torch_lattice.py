@@ -15,7 +15,7 @@ import proxfield as pf  # noqa: E402
 import proxfield.torch as pt  # noqa: E402
 from lattice_reference import lattice_matrix  # noqa: E402
 from proxfield.core.filters.torch import plans  # noqa: E402
-from proxfield.core.filters.torch.lattice import pull_by_moments  # noqa: E402
+from proxfield.core.filters.torch.plans import pull_by_moments  # noqa: E402
 from proxfield.errors import InputError  # noqa: E402
 
 NORMALIZATIONS = ("none", "before", "after", "symmetric")

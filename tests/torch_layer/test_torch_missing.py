@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from proxfield.core.devices import cuda as backend
-from proxfield.core.devices import pytorch as needs
 from proxfield.errors import MissingDependencyError
 
 
@@ -30,7 +29,7 @@ def test_says_what_to_install(found: Any, what: str, remedy: str, monkeypatch: A
     with pytest.raises(MissingDependencyError, match=what) as caught:
         pt.DenseCRF  # noqa: B018
     with pytest.raises(MissingDependencyError, match=what):
-        needs.need_torch()
+        backend.need_torch()
     assert isinstance(caught.value, ImportError)
     assert str(caught.value).endswith(remedy)
     assert "\n" not in str(caught.value)

@@ -29,8 +29,7 @@ from proxfield.cli.refine_one import (
     write_one,
 )
 from proxfield.core.common import memory
-from proxfield.core.common.cores import available_cores
-from proxfield.core.common.memory import human_bytes
+from proxfield.core.common.memory import available_cores, human_bytes
 from proxfield.core.common.records import Record
 from proxfield.core.devices.base import find
 from proxfield.core.jobs import import_joblib, open_workers

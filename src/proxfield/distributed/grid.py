@@ -11,11 +11,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from proxfield.core.common.arrays import Floats, Ints
-from proxfield.core.lowering.bands import BandedIsing
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.lowering.reduction import Untouched
 from proxfield.core.terms.base import Layout, Term, as_floats, as_indices, largest_finite
-from proxfield.core.terms.pairwise import Ising, Potts
+from proxfield.core.terms.pairwise import BandedIsing, Ising, Potts
 from proxfield.distributed.cut import Cut
 from proxfield.distributed.partition import Partition, tell
 from proxfield.distributed.transport import Transport

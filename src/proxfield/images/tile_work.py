@@ -397,7 +397,7 @@ def _touched(points: Doubles) -> Ints:
         return np.zeros(0, dtype=np.int64)
     row, weight = corner_arrays(n, d)
     chunks = make_chunks(n, 0, chunk_size(d))
-    return place_points(np.ascontiguousarray(points), STAR, chunks, row, weight).touched_keys
+    return place_points(np.ascontiguousarray(points), STAR, chunks, row, weight).keys
 
 
 def _plain(value: object) -> object:

@@ -24,7 +24,7 @@ from proxfield.core.common.arrays import Arrays
 from proxfield.core.common.memory import check_memory
 from proxfield.core.common.records import Record
 from proxfield.core.terms.base import as_indices
-from proxfield.core.terms.saving import make_term, term_arrays
+from proxfield.core.terms.registry import make_term, term_arrays
 from proxfield.errors import InputError, ProxfieldError, shown
 from proxfield.io.files import Source, Target, atomic_write, display_name, naming_damage, read_bytes
 from proxfield.io.npy import read_member

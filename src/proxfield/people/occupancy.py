@@ -20,8 +20,7 @@ from proxfield.core.common.arrays import Arrays
 from proxfield.core.common.checks import is_real, whole_number
 from proxfield.core.engines.terms import register
 from proxfield.core.terms.base import Floats, Ints, Layout, Tables, Term, as_floats
-from proxfield.core.terms.registry import TERMS
-from proxfield.core.terms.saving import library_form
+from proxfield.core.terms.registry import TERMS, library_form
 from proxfield.errors import InputError, UnsupportedError, shown
 from proxfield.people.numba import DIRECT, SMALLEST
 from proxfield.people.silhouettes import Boxes, Silhouettes, make_silhouettes

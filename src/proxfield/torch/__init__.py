@@ -46,7 +46,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'proxfield.torch' has no attribute {name!r}")
-    from proxfield.core.devices.pytorch import need_torch
+    from proxfield.core.devices.cuda import need_torch
 
     need_torch()
     value = getattr(import_module(f"proxfield.{_HOME[name]}"), name)

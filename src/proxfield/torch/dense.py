@@ -39,7 +39,7 @@ class UpdateOptions(NamedTuple):
         normalization: See `proxfield.Gaussian`.
         self_message: See `proxfield.Gaussian`.
         filter: "exact", "lattice" or "auto". The gradient for features under a lattice is that
-            of the Gaussian it approximates (see `proxfield.core.filters.torch.lattice.Lattices`).
+            of the Gaussian it approximates (see `proxfield.core.filters.torch.plans.Lattices`).
         max_iters: Maximum number of iterations.
         tol: Change of q at which to stop; 0: never.
         keep_every: Keep θ before every ``keep_every``-th update; the backward pass repeats those

@@ -8,15 +8,13 @@ from typing import Any
 import numpy as np
 
 from proxfield.core.common.checks import is_real, whole_number
-from proxfield.core.devices.cuda import torch
-from proxfield.core.devices.pytorch import need_torch
+from proxfield.core.devices.cuda import need_torch, torch
 from proxfield.core.devices.tensors import Tensor, TorchDevice, TorchDtype
 from proxfield.core.engines.plan import Custom, Order, Plan, Update
 from proxfield.core.engines.torch.energy import Energy
 from proxfield.core.engines.torch.moves import softmax
-from proxfield.core.filters.torch.checks import require_device, require_tensor
 from proxfield.core.filters.torch.filter import working_dtype
-from proxfield.core.filters.torch.ops import exporting, has_batch
+from proxfield.core.filters.torch.ops import exporting, has_batch, require_device, require_tensor
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.solve.curvature import Curvature
 from proxfield.core.solve.problem import Problem

@@ -9,8 +9,7 @@ from typing import Any
 from proxfield.core.common.checks import is_real
 from proxfield.core.devices.cuda import torch
 from proxfield.core.devices.tensors import Tensor
-from proxfield.core.filters.torch.checks import require_device, require_tensor
-from proxfield.core.filters.torch.ops import transforming
+from proxfield.core.filters.torch.ops import require_device, require_tensor, transforming
 from proxfield.errors import InputError, InputWarning, shown
 from proxfield.images.pixels import widths
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from proxfield.core.common.checks import is_real, is_whole, whole_count
 from proxfield.core.common.records import Record
-from proxfield.core.devices.cuda import torch
-from proxfield.core.devices.pytorch import Module, need_torch
+from proxfield.core.devices.cuda import Module, need_torch, torch
 from proxfield.core.devices.tensors import Tensor
 from proxfield.core.filters import FILTERS
 from proxfield.core.filters.torch.filter import working_dtype

@@ -6,14 +6,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from proxfield.core.common.checks import is_real
-from proxfield.core.devices.cuda import torch
-from proxfield.core.devices.pytorch import Module, need_torch
+from proxfield.core.devices.cuda import Module, need_torch, torch
 from proxfield.core.devices.tensors import AutogradContext, Tensor
 from proxfield.core.filters import FILTERS
-from proxfield.core.filters.torch.checks import require_device, require_tensor
 from proxfield.core.filters.torch.filter import working_dtype
 from proxfield.core.filters.torch.operator import PlannedOperator
-from proxfield.core.filters.torch.ops import Op, nothing_saved, plain_precision, refuse
+from proxfield.core.filters.torch.ops import (
+    Op,
+    nothing_saved,
+    plain_precision,
+    refuse,
+    require_device,
+    require_tensor,
+)
 from proxfield.core.terms.gaussian import NORMALIZATIONS
 from proxfield.errors import InputError, shown
 from proxfield.images.pixels import COLOR_SIGMA, widths

@@ -11,7 +11,7 @@ from proxfield.core.common.records import Record
 from proxfield.core.devices.cuda import torch, triton
 from proxfield.core.devices.tensors import Tensor
 from proxfield.core.engines.triton.dense_call import CallKey, DenseFound, program_of
-from proxfield.core.filters.torch.checks import require_tensor
+from proxfield.core.filters.torch.ops import require_tensor
 from proxfield.core.solve.whole import (
     MAX_LABELS,
     MAX_UPDATES,

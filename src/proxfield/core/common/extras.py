@@ -23,15 +23,12 @@ def install_hint(*extras: str) -> str:
 
 
 def import_extra(module: str, need: str, *extras: str) -> Any:
-    """A module of an optional package.
+    """A module of an optional package; raises, with the way to install it, if it isn't there.
 
     Args:
         module: Its name.
         need: What needs it, for the message: "pictures need Pillow".
         extras: The extras of proxfield that install it.
-
-    Raises:
-        MissingDependencyError: If it isn't installed; says how to install it.
     """
     try:
         import_module(module.partition(".")[0])

@@ -19,10 +19,6 @@ def finish_first() -> Iterator[None]:
     different states. A second Ctrl-C is raised at once. Signals can only be handled in the
     main thread. A handler of the user's own is left alone, unless it has an attribute ``raises``
     that is true: then it is called at the end.
-
-    Example:
-        >>> with finish_first():
-        ...     both = [1, 2]
     """
     main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGINT)
@@ -52,12 +48,7 @@ RETRY_SECONDS = 0.02
 
 @contextmanager
 def raised_again() -> Iterator[None]:
-    """Raise KeyboardInterrupt again, a little later, where a callback or a finalizer swallows it.
-
-    Example:
-        >>> with raised_again():
-        ...     labels = [0, 1]
-    """
+    """Raise KeyboardInterrupt again, a little later, where a callback swallows it."""
     before = sys.unraisablehook
     timers: list[threading.Timer] = []
 
@@ -85,20 +76,11 @@ def deferred(*, block: bool = False) -> Iterator[Callable[[], bool]]:
     """Remember Ctrl-C during the block and handle it at the end, as if it came then.
 
     Unlike a signal that is ignored, one that is remembered isn't lost. A block that takes long
-    asks from time to time whether it should end. Nothing is deferred outside of the main thread,
-    which is the only one to handle signals, or where Ctrl-C is ignored.
+    asks the function that it gets whether Ctrl-C has come. Nothing is deferred outside of the main
+    thread, which is the only one to handle signals, or where Ctrl-C is ignored.
 
-    Args:
-        block: Also block the signal, where the system can do that: threads and processes that
-            are started within never receive it, not even before their first instruction.
-
-    Returns:
-        A function that says whether Ctrl-C has come.
-
-    Example:
-        >>> with deferred() as interrupted:
-        ...     interrupted()
-        False
+    block: Also block the signal, where the system can do that: threads and processes that are
+        started within never receive it, not even before their first instruction.
     """
     before = signal.getsignal(signal.SIGINT)
     main = threading.current_thread() is threading.main_thread()

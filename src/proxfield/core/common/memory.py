@@ -1,22 +1,31 @@
-"""How much memory is left, and refusing what can't fit before allocating it."""
+"""How much memory is left and how many cores there are; refusing what can't fit.
+
+Containers and batch jobs on Linux are limited by control groups (version 2), of which psutil knows
+nothing. A process belongs to one group, whose limits and those of all groups around it hold.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import psutil
 
-from proxfield.core.common.cgroups import memory_left
 from proxfield.errors import MemoryLimitError
 
+ROOT = Path("/sys/fs/cgroup")
+"""Where the groups are mounted; inside a container this is the container's own group."""
+MEMBERSHIP = Path("/proc/self/cgroup")
+"""Says which group this process belongs to."""
 M_MMAP_THRESHOLD = -3
 """A parameter of glibc's mallopt."""
 MAPPED_BYTES = 2**20
 """Arrays of this size are mapped one by one, and go when they are freed."""
-_C_LIBRARY: Any = None
-"""glibc, once it was looked for; False without."""
 
 
 def available_memory() -> int | None:
@@ -35,34 +44,26 @@ def return_freed_arrays() -> None:
     glibc keeps freed blocks of up to 32 MiB for itself, once such have been freed, and what is kept
     in pieces is of no use for larger arrays. Elsewhere this does nothing.
     """
-    global _C_LIBRARY
-    if _C_LIBRARY is None:
-        _C_LIBRARY = _open_glibc()
-        if _C_LIBRARY is not False:
-            _C_LIBRARY.mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)
-    if _C_LIBRARY is not False:
-        _C_LIBRARY.malloc_trim(0)
+    library = _glibc()
+    if library is not None:
+        library.malloc_trim(0)
 
 
-def _open_glibc() -> Any:
-    """The C library of this process, if it is glibc; else False."""
-    if not sys.platform.startswith("linux"):
-        return False
+@cache
+def _glibc() -> Any:
+    """The C library of this process, told to map large arrays one by one; None if not glibc."""
     try:
-        library = ctypes.CDLL(None)
-        library.gnu_get_libc_version  # noqa: B018 (raises AttributeError elsewhere)
+        library = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
+        if library is not None:
+            library.gnu_get_libc_version  # noqa: B018 (raises AttributeError elsewhere)
+            library.mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)
     except (OSError, AttributeError):
-        return False
+        return None
     return library
 
 
 def human_bytes(n: float) -> str:
-    """A byte count as text.
-
-    Example:
-        >>> human_bytes(3 * 2**30)
-        '3.0 GiB'
-    """
+    """A byte count as text."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(n) < 1024:
             return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
@@ -77,3 +78,73 @@ def check_memory(needed: int, what: str) -> None:
         raise MemoryLimitError(
             f"{what} would need about {human_bytes(needed)}, but {human_bytes(left)} are available"
         )
+
+
+@cache
+def available_cores() -> int:
+    """Cores that this process may run on, at most what a container or a batch job is allowed."""
+    try:
+        cores = len(psutil.Process().cpu_affinity())  # Linux, Windows, FreeBSD
+    except (AttributeError, psutil.Error, OSError):
+        cores = psutil.cpu_count() or 1
+    return min(cores, cpu_limit() or cores)
+
+
+# ---- control groups ----
+
+
+def memory_left() -> int | None:
+    """Bytes that the limits of memory leave; None without a limit.
+
+    Pages of files that nobody uses count as used, but are given up when memory is needed.
+    """
+    left = []
+    for group in _groups():
+        limit, used = _number(group / "memory.max"), _number(group / "memory.current")
+        if limit is not None and used is not None:
+            left.append(max(0, limit - used + _unused_pages(group / "memory.stat")))
+    return min(left, default=None)
+
+
+def cpu_limit() -> int | None:
+    """Cores that the limits of CPU time are worth, rounded up; None without a limit."""
+    limits = []
+    for group in _groups():
+        quota, _, period = _text(group / "cpu.max").partition(" ")
+        if quota.isdecimal() and period.isdecimal() and int(period) > 0:
+            limits.append(max(1, math.ceil(int(quota) / int(period))))
+    return min(limits, default=None)
+
+
+def _groups() -> Iterator[Path]:
+    """The group of this process and those around it, up to the root."""
+    own = ROOT
+    for line in _text(MEMBERSHIP).splitlines():
+        if line.startswith("0::/"):
+            own = ROOT / line.removeprefix("0::").lstrip("/")
+    yield own
+    while own != ROOT:
+        own = own.parent
+        yield own
+
+
+def _unused_pages(path: Path) -> int:
+    for line in _text(path).splitlines():
+        name, _, value = line.partition(" ")
+        if name == "inactive_file" and value.isdecimal():
+            return int(value)
+    return 0
+
+
+def _number(path: Path) -> int | None:
+    """The number in a file; None for "max" and where there is no such file."""
+    text = _text(path)
+    return int(text) if text.isdecimal() else None
+
+
+def _text(path: Path) -> str:
+    """What a file holds; nothing where it can't be read, as on other systems."""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""

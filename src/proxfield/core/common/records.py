@@ -10,12 +10,7 @@ Record: TypeAlias = dict[str, Any]
 
 
 def plain(value: Any) -> Any:
-    """The same data as JSON has it: null for numbers that aren't finite, lists, plain types.
-
-    Example:
-        >>> plain({"f": float("inf"), "n": (1, 2.5)})
-        {'f': None, 'n': [1, 2.5]}
-    """
+    """The same data as JSON has it: null for numbers that aren't finite, lists, plain types."""
     if isinstance(value, dict):
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):

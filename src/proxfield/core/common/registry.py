@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping
 from importlib import import_module
+from pkgutil import resolve_name
 from typing import TypeVar, cast
 
 import proxfield
@@ -57,8 +58,7 @@ class Registry(MutableMapping[str, T]):
 
     def __getitem__(self, name: str) -> T:
         if name not in self.known and name in self.places:
-            module, _, attribute = self.places[name].partition(":")
-            return cast("T", getattr(import_module(module), attribute))
+            return cast("T", resolve_name(self.places[name]))
         if name not in self.known:
             import_applications()
         return self.known[name]

@@ -22,7 +22,7 @@ from typing import Any
 
 import numba
 
-from proxfield.core.common.cores import available_cores
+from proxfield.core.common.memory import available_cores
 
 PARALLEL_WORK = 500_000
 """Entries plus edge ends (or the like) above which work is worth spreading over threads."""

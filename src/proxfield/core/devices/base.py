@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import ClassVar, NamedTuple
 
 from proxfield.core.common.memory import available_memory
@@ -101,12 +101,7 @@ def unknown(name: str, expected: str = "cpu, cuda or cuda:N") -> InputError:
 
 
 class CpuDevice(Device):
-    """The host: numba and numpy compute there, and torch if it is asked to.
-
-    Example:
-        >>> CpuDevice("cpu").available
-        True
-    """
+    """The host: numba and numpy compute there, and torch if it is asked to."""
 
     kind = "cpu"
     engines = ("cpu", "lazy", "reference", "torch")
@@ -135,8 +130,7 @@ DEVICES: dict[str, str] = {
 
 def kind_of(kind: str) -> type[Device]:
     """The class of a kind of device."""
-    module, _, name = DEVICES[kind].partition(":")
-    found: type[Device] = getattr(import_module(module), name)
+    found: type[Device] = resolve_name(DEVICES[kind])
     return found
 
 
@@ -146,28 +140,19 @@ def find(name: str, *, any_of_torch: bool = False) -> Device:
     Args:
         name: "cpu", "cuda", "cuda:1" and the like.
         any_of_torch: Leave names that aren't in `DEVICES` to torch.
-
-    Example:
-        >>> find("cpu")
-        CpuDevice('cpu')
     """
     kind = name.partition(":")[0]
     if kind in DEVICES:
         return kind_of(kind)(name)
     if any_of_torch and kind:
-        from proxfield.core.devices.pytorch import OtherDevice
+        from proxfield.core.devices.cuda import OtherDevice
 
         return OtherDevice(name)
     raise unknown(name, expected_names())
 
 
 def expected_names() -> str:
-    """The names of all devices, for messages.
-
-    Example:
-        >>> expected_names()
-        'cpu, cuda or cuda:N'
-    """
+    """The names of all devices, for messages: "cpu, cuda or cuda:N"."""
     names = []
     for kind in DEVICES:
         names += [kind, f"{kind}:N"] if kind_of(kind).numbered else [kind]

@@ -1,11 +1,12 @@
-"""NVIDIA GPUs; torch and Triton where they are installed, None where not."""
+"""NVIDIA GPUs and other devices of torch; torch and Triton where installed, None where not."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from proxfield.core.common.extras import install_hint
 from proxfield.core.common.memory import human_bytes
 from proxfield.core.devices.base import Device, FoundDevice, unknown
-from proxfield.core.devices.tensors import Kernel, TorchDevice
+from proxfield.core.devices.tensors import Kernel, TorchDevice, TorchDtype
 from proxfield.errors import InputError, MemoryLimitError, MissingDependencyError
 
 OLDEST_TORCH = (2, 4)
@@ -38,32 +39,27 @@ else:
 
 
 def need(*modules: str, who: str = "a GPU") -> None:
-    """Raises, with the remedy, if one of the modules isn't installed, or torch is too old.
-
-    Args:
-        *modules: "torch", "triton".
-        who: What needs them, for the message.
-    """
+    """Raises, with the remedy, if one of the modules isn't installed, or torch is too old."""
     missing = [name for name in modules if globals()[name] is None]
     if missing:
         raise MissingDependencyError(f"{who} needs {' and '.join(missing)}: {REMEDY}")
-    if "torch" in modules:
-        check_version(str(torch.__version__))
-
-
-def check_version(found: str) -> None:
-    """Raises if this version of torch is too old.
-
-    Example:
-        >>> check_version("2.11.0+cu130")
-    """
-    numbers = re.match(r"(\d+)\.(\d+)", found)
-    if numbers is None or (int(numbers[1]), int(numbers[2])) < OLDEST_TORCH:
+    if "torch" in modules and not is_supported(torch.__version__):
         oldest = ".".join(str(n) for n in OLDEST_TORCH)
         raise MissingDependencyError(
-            f"torch {found} is too old, proxfield needs {oldest} or newer: "
+            f"torch {torch.__version__} is too old, proxfield needs {oldest} or newer: "
             f'pip install --upgrade "torch>={oldest}"'
         )
+
+
+def is_supported(version: str) -> bool:
+    """Whether a version of torch is new enough.
+
+    Example:
+        >>> is_supported("2.11.0+cu130"), is_supported("2.3.1")
+        (True, False)
+    """
+    numbers = re.match(r"(\d+)\.(\d+)", str(version))
+    return numbers is not None and (int(numbers[1]), int(numbers[2])) >= OLDEST_TORCH
 
 
 def find_device(name: TorchDevice = "cuda") -> TorchDevice:
@@ -111,45 +107,27 @@ class CudaDevice(Device):
             return None
         return int(torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device))
 
-    def memory_errors(
-        self, what: str, per_variable: float, variables: int
-    ) -> AbstractContextManager[None]:
-        return memory_errors(what, per_variable, variables, self.handle())
+    @contextmanager
+    def memory_errors(self, what: str, per_variable: float, variables: int) -> Iterator[None]:
+        try:
+            yield
+        except torch.cuda.OutOfMemoryError:  # torch 2.4 has it only there
+            device = self.handle()
+            free, total = torch.cuda.mem_get_info(device)
+            room = free + torch.cuda.memory_reserved(device)
+            # whatever the estimate says: all of them did not fit
+            fits = min(int(room / max(1.0, per_variable)), variables // 2)
+            raise MemoryLimitError(
+                f"{what} ({variables:,} variables) doesn't fit on {device}, which has "
+                f"{human_bytes(room)} of {human_bytes(total)} free; about {fits:,} variables of "
+                "this kind would fit: split the field, use float32, or device cpu"
+            ) from None
 
     def list_all(self) -> list[FoundDevice]:
         if self.handle().type != self.kind:
             raise InputError("TRITON_INTERPRET=1: what is for a GPU runs in Triton's interpreter")
         found = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
         return [FoundDevice(p.name, int(p.total_memory)) for p in found]
-
-
-@contextmanager
-def memory_errors(
-    what: str, per_variable: float, variables: int, device: TorchDevice = None
-) -> Iterator[None]:
-    """Turn torch's out-of-memory error into one line that says what would fit.
-
-    Args:
-        what: What was computed, for the message.
-        per_variable: About how many bytes a variable takes.
-        variables: How many there are.
-        device: A CUDA device; by default the current one.
-    """
-    try:
-        yield
-    except torch.cuda.OutOfMemoryError:  # torch 2.4 has it only there
-        if device is None:
-            device = torch.device("cuda", torch.cuda.current_device())
-        free, total = torch.cuda.mem_get_info(device)
-        held = torch.cuda.memory_reserved(device)
-        room = free + held
-        # whatever the estimate says: all of them did not fit
-        fits = min(int(room / max(1.0, per_variable)), variables // 2)
-        raise MemoryLimitError(
-            f"{what} ({variables:,} variables) doesn't fit on {device}, which has "
-            f"{human_bytes(room)} of {human_bytes(total)} free; about {fits:,} variables of this "
-            "kind would fit: split the field, use float32, or device cpu"
-        ) from None
 
 
 def jit(function: Callable[..., object]) -> Kernel:
@@ -166,17 +144,13 @@ def jit_for_any(
         *integers: Arguments whose values 1 and multiples of 16 aren't special.
         pointers: Arguments that aren't assumed to be aligned: all loads are of single numbers.
     """
-
-    def make(function: Callable[..., object]) -> Kernel:
-        if triton is None:
-            return function
-        return triton.jit(
-            function,
-            do_not_specialize=list(integers),
-            do_not_specialize_on_alignment=list(pointers),
-        )
-
-    return make
+    if triton is None:
+        return jit
+    return partial(
+        triton.jit,
+        do_not_specialize=list(integers),
+        do_not_specialize_on_alignment=list(pointers),
+    )
 
 
 def constant(value: float) -> constexpr:
@@ -187,3 +161,58 @@ def constant(value: float) -> constexpr:
 def interpreted() -> bool:
     """Whether Triton runs kernels in its interpreter, which works on the CPU."""
     return os.environ.get("TRITON_INTERPRET", "") == "1"
+
+
+# ---- torch, and devices that it knows by name ("mps", "xpu") ----
+
+
+Module: Any = object if torch is None else torch.nn.Module
+"""``torch.nn.Module``; without PyTorch a stand-in, so that modules import anywhere."""
+
+
+SUPPORTED_TORCH: Any = torch if torch is not None and is_supported(torch.__version__) else None
+"""Checked once, also because ``torch.compile`` can't trace the check; None if there is none."""
+
+
+def sum_type(device: TorchDevice) -> TorchDtype:
+    """The type of torch to sum a field's energies in: float64 where a device has it."""
+    try:
+        torch.zeros((), dtype=torch.float64, device=device)
+    except Exception:  # of whatever kind: mps raises a TypeError
+        return torch.float32
+    return torch.float64
+
+
+def need_torch() -> None:
+    """Raise, with the remedy, if PyTorch is missing or too old."""
+    if SUPPORTED_TORCH is None or torch is not SUPPORTED_TORCH:
+        need("torch", who="proxfield.torch")
+
+
+class OtherDevice(Device):
+    """A device without a class of its own.
+
+    Args:
+        name: As torch writes it.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name, self.kind = name, name.partition(":")[0]
+
+    def handle(self) -> TorchDevice:
+        need("torch", who=f"device {self.name!r}")
+        try:
+            device = torch.device(self.name)
+            float(torch.ones(1, device=device).sum())
+        except Exception as error:  # torch raises many kinds, and asserts
+            reason = str(error).strip().partition("\n")[0] or type(error).__name__
+            raise InputError(f"device {self.name!r}: torch can't use it ({reason})") from None
+        return device
+
+    @property
+    def has_double(self) -> bool:
+        return bool(sum_type(self.name) == torch.float64)
+
+    def memory(self) -> int | None:
+        ask = getattr(getattr(torch, self.kind, None), "mem_get_info", None)
+        return None if ask is None else int(ask(self.handle())[0])

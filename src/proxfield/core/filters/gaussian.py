@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.core.common.arrays import Array, Floats
+from proxfield.core.common.arrays import Array, Floats, Pixels
 from proxfield.core.filters.plan import SMALLEST_MASS, check_features, choose, make_filter
 from proxfield.errors import InputError, shown
 
@@ -20,7 +19,7 @@ def gaussian_filter(
     values: ArrayLike,
     features: ArrayLike,
     *,
-    sigma: float | Sequence[float] | NDArray[Any] = 1.0,
+    sigma: float | Sequence[float] | Floats = 1.0,
     at: ArrayLike | None = None,
     normalize: bool = True,
     filter: str = "auto",
@@ -71,8 +70,8 @@ def gaussian_filter(
             values, features, sigma=sigma, at=at, normalize=normalize, filter=filter
         )
     given = read_values(values, dtype)
-    where = _features(features, "features")
-    others = None if at is None else _features(at, "at")
+    where = real_numbers(features, "features")
+    others = None if at is None else real_numbers(at, "at")
     choose(filter, 0)
     shape = check_shapes(given.shape, where.shape, None if others is None else others.shape)
     width = read_sigma(sigma, where.shape[-1])
@@ -96,14 +95,20 @@ def gaussian_filter(
     return out.reshape(shape)
 
 
-def read_values(values: ArrayLike, dtype: str | None) -> Floats:
-    """Finite numbers in float32 or float64."""
+def real_numbers(values: ArrayLike, what: str) -> Pixels:
+    """Real numbers of any type as an array."""
     try:
         out = np.asarray(values)
         if out.dtype.kind not in "fiub":
             raise TypeError
     except (TypeError, ValueError):
-        raise InputError("values must be real numbers in one rectangular array") from None
+        raise InputError(f"{what} must be real numbers in one rectangular array") from None
+    return out
+
+
+def read_values(values: ArrayLike, dtype: str | None) -> Floats:
+    """Finite numbers in float32 or float64."""
+    out = real_numbers(values, "values")
     if dtype is None:
         single = out.dtype in (np.dtype(np.float32), np.dtype(np.float16))
         dtype = "float32" if single else "float64"
@@ -118,12 +123,7 @@ def read_values(values: ArrayLike, dtype: str | None) -> Floats:
 
 
 def check_shapes(values: Shape, features: Shape, at: Shape | None) -> Shape:
-    """The shape of the result.
-
-    Example:
-        >>> check_shapes((40, 50, 3), (40, 50, 5), None), check_shapes((9,), (9, 2), (4, 4, 2))
-        ((40, 50, 3), (4, 4))
-    """
+    """The shape of the result."""
     if len(features) < 2 or features[-1] < 1:
         raise InputError(
             f"features of shape {features}, expected (*points, features); a single feature per "
@@ -158,17 +158,7 @@ def read_sigma(sigma: ArrayLike, count: int) -> NDArray[np.float64]:
     return out
 
 
-def _features(features: ArrayLike, what: str) -> NDArray[Any]:
-    try:
-        out = np.asarray(features)
-        if out.dtype.kind not in "fiub":
-            raise TypeError
-    except (TypeError, ValueError):
-        raise InputError(f"{what} must be real numbers in one rectangular array") from None
-    return out
-
-
-def _points(features: NDArray[Any], sigma: NDArray[np.float64]) -> Floats:
+def _points(features: Pixels, sigma: NDArray[np.float64]) -> Floats:
     """One row per point, in units of standard deviations.  # (n, d)"""
     kind = np.float32 if features.dtype == np.float32 else np.float64
     with np.errstate(over="ignore"):
@@ -177,7 +167,7 @@ def _points(features: NDArray[Any], sigma: NDArray[np.float64]) -> Floats:
     return check_features(scaled.reshape(count, features.shape[-1]))
 
 
-def _threads(threads: int | None) -> Any:
+def _threads(threads: int | None) -> AbstractContextManager[object]:
     if threads is None:
         return nullcontext()
     if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:

@@ -43,17 +43,14 @@ class Blur:
       shares are the other half, so M has no negative eigenvalue. The lattice is coarser and three
       passes are enough. Where points are sparse this loses less at missing vertices than blurs
       along paths do.
-
-    Args:
-        name: "separable", "coarse" or "star".
-        along: The share along one axis after another; None for stars.
-        fit: Part of the variance that counts: mass is lost at missing vertices, so a kernel that
-            is somewhat too wide comes closer.
     """
 
     name: str
     along: float | None
+    """The share along one axis after another; None for stars."""
     fit: float = 1.0
+    """Part of the variance that counts: mass is lost at missing vertices, so a kernel that is
+    somewhat too wide comes closer."""
 
     @property
     def bridged(self) -> bool:
@@ -90,10 +87,7 @@ def choose_blur(points: int, d: int, touched: int) -> Blur:
     also depends on caches, so few visits are allowed however few points there are, and coarse
     blurs aren't used where there are many.
 
-    Args:
-        points: Number of points.
-        d: Number of features.
-        touched: Vertices of the coarsest lattice that every `SAMPLE_STRIDE`-th point touches.
+    touched: Vertices of the coarsest lattice that every `SAMPLE_STRIDE`-th point touches.
 
     Example:
         >>> [choose_blur(70_000, 5, touched).name for touched in (5_000, 10_000, 30_000)]
@@ -123,22 +117,11 @@ def peak(d: int, blur: Blur) -> float:
 
 
 def vertex_codes(d: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The hash codes of the lattice's vertices, fixed for each number of features.
+    """What a coordinate counts in a vertex's key, and what a step along each axis adds to it.
 
-    A vertex is known by one 64-bit key: Σ_k coordinate_k · code_k, wrapping around. It is linear,
-    so a step along an axis adds a constant.
-
-    Args:
-        d: Number of features.
-
-    Returns:
-        What a coordinate counts in a key (the last nothing), and what a step along each axis
-        adds: all coordinates + 1, that of the axis − (d + 1) more.  # (d + 1,), (d + 1,)
-
-    Example:
-        >>> code, stride = vertex_codes(2)
-        >>> bool(stride.sum() == 0), int(code[-1])
-        (True, 0)
+    A key is Σ_k coordinate_k · code_k, wrapping around, with codes that are fixed for each number
+    of features; the last is 0. A step adds 1 to all coordinates, −(d + 1) to that of its axis.
+    # (d + 1,), (d + 1,)
     """
     code = np.append(np.random.default_rng(d).integers(-(2**62), 2**62, d) | 1, 0)
     return code, code.sum() - (d + 1) * code  # wraps around, as keys do

@@ -4,25 +4,25 @@ Points are splatted onto the corners of the simplex they lie in, the values at t
 vertices are blurred, and sliced back: K = S B Sᵀ. Blurs along different axes don't commute where
 vertices are missing, so blurring one way, as is usual, is not symmetric. Here B is an operator
 times its own transpose: symmetric to the last bit's rounding, and without negative eigenvalues,
-by construction. Two blurs instead of one allow a finer lattice. There are three kinds
-(`proxfield.core.filters.geometry.Blur`): separable blurs over a fine lattice where points are dense
-among the vertices, stars over a coarse one, which take a fraction of the time, where they are
-sparse, and in between separable blurs over a coarser lattice.
+by construction. Two blurs instead of one allow a finer lattice.
+`proxfield.core.filters.geometry.Blur` says which kinds there are.
 """
 
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.core.common.arrays import Floats
+from proxfield.core.common.arrays import Floats, Ints, group_positions
 from proxfield.core.compiled.jit import max_threads, threads_for
-from proxfield.core.compiled.simd import padded
-from proxfield.core.filters.blurring import RowsByVertex, TouchedVertices, make_blurring
+from proxfield.core.compiled.simd import LANES, padded
 from proxfield.core.filters.geometry import (
+    MIN_TOUCHED,
     SAMPLE_STRIDE,
     STAR,
     Blur,
@@ -33,9 +33,12 @@ from proxfield.core.filters.geometry import (
 )
 from proxfield.core.filters.numba import lattice as kernels
 from proxfield.core.filters.numba import lattice_build as building
+from proxfield.core.filters.numba import star
 from proxfield.core.filters.numba.lattice import (
+    CACHE_BYTES,
     FEW_VERTICES,
     Chunks,
+    Indices,
     Points,
     Rows,
     chunk_size,
@@ -54,13 +57,6 @@ def image_width(features: Floats) -> int:
 
     Some feature then rises (or falls) along a row and starts again with the next. Only the first
     row and the first column are looked at: what is made of it is a matter of speed.
-
-    Example:
-        >>> y, x = np.mgrid[:3, :5]
-        >>> image_width(np.stack([y.ravel(), x.ravel()], axis=1))
-        5
-        >>> image_width(np.ones((15, 2)))
-        0
     """
     n, d = features.shape
     longest = 0  # colors may repeat within a row
@@ -104,8 +100,7 @@ def place_points(
     together = 2 * max_threads()
     found = np.empty((together, min(n, chunk_size(d)) * (d + 1)), dtype=np.int64)
     scratch = building.Scratch.make(together, d)
-    table = np.full(building.SLOTS, building.FREE, dtype=np.int32)
-    keys, count = np.empty(0, dtype=np.int64), 0
+    table, keys, count = building.empty_table(), np.empty(0, dtype=np.int64), 0
     vertex: list[NDArray[np.uint32]] = []
     for first in range(0, number, together):
         counts = np.zeros(min(together, number - first), dtype=np.int64)
@@ -115,7 +110,154 @@ def place_points(
         for c, size in enumerate(counts):
             vertex.append(np.empty(size, dtype=np.uint32))
             table, keys, count = building.merge(table, keys, count, found[c, :size], vertex[-1])
-    return TouchedVertices(table, keys, int(count), vertex)
+    return TouchedVertices(table, keys[:count], vertex)
+
+
+class RowsByVertex(NamedTuple):
+    """Which rows stand for which vertex."""
+
+    vertex: Indices  # of each row  # (n_rows,)
+    start: Ints  # first of each vertex among the members  # (n_vertices + 1,)
+    member: Indices  # rows in the order of their vertices  # (n_rows,)
+
+
+@dataclass
+class TouchedVertices:
+    """Vertices that points touch."""
+
+    table: building.Table  # hash table of the keys
+    keys: Ints
+    vertex: list[NDArray[np.uint32]]  # of each row, per chunk; unsigned: never from the end
+
+    @property
+    def touched(self) -> int:
+        """How many there are."""
+        return len(self.keys)
+
+    def neighbors(self, stride: Ints) -> NDArray[np.int32]:
+        """Neighbors back and forth along each axis, −1 for none; then the table is freed.
+
+        stride: What a step along each axis adds to a key.  # (axes,) -> (touched, axes, 2)
+        """
+        near = np.full((self.touched, len(stride), 2), -1, dtype=np.int32)
+        building.find_neighbors(self.table, self.keys, stride, near)
+        self.table = self.table[:0].copy()
+        return near
+
+
+class Separable:
+    """Along one axis after another, and back; with vertices between those that points touch."""
+
+    def __init__(self, placed: TouchedVertices, stride: Ints, blur: Blur) -> None:
+        near = placed.neighbors(stride)
+        missed = np.empty(np.count_nonzero(near < 0), dtype=np.int64)
+        times = np.zeros(len(missed), dtype=np.int32)
+        count = building.find_missed(placed.keys, stride, near, missed, times)
+        often = times[:count] >= MIN_TOUCHED
+        keys = missed[:count][often]
+        added = np.cumsum(often, dtype=np.int32)  # number of each vertex that is missed
+        added += placed.touched - 1
+        added[~often] = -1
+        placed_count, placed.keys = placed.touched, placed.keys[:0].copy()
+        beside = np.full((len(stride), placed_count + len(keys), 2), -1, dtype=np.int32)
+        building.link_touched(near, added, beside)
+        del near, added, missed, times  # what isn't needed any more makes room for the rest
+        number = np.empty(len(keys), dtype=np.uint32)
+        table, keys, count = building.merge(building.empty_table(), keys[:0], 0, keys, number)
+        near = TouchedVertices(table, keys[:count], []).neighbors(stride).swapaxes(0, 1)
+        np.copyto(beside[:, placed_count:], near + placed_count, where=near >= 0)
+        self.next_to = beside.view(np.uint32)
+        """Neighbors along each axis; ``n_vertices`` stands for none.  # (d + 1, vertices, 2)"""
+        number = building.renumber(self.next_to)
+        for vertex in placed.vertex:
+            vertex[:] = number[vertex]
+        self.n_vertices = self.next_to.shape[1]
+        self.share = blur.share(len(stride) - 1)
+
+    @cached_property
+    def there_and_back(self) -> NDArray[np.int64]:
+        """Axes in the order of their blurs, an even number."""
+        axes = range(len(self.next_to))
+        return np.array([*reversed(axes), *axes])
+
+    def workspace(self, own: RowsByVertex, width: int, dtype: np.dtype[np.floating]) -> Floats:
+        """What `rows` works in, for rows of ``width`` channels."""
+        # (2 · groups of channels, n_vertices + 1 or more, LANES)
+        return np.empty((2 * width // LANES, self.n_vertices + 1, LANES), dtype=dtype)
+
+    def rows(self, own: RowsByVertex, rows: Floats, factor: float, spare: Floats) -> Floats:
+        """Rows as splatted → rows to slice from, times a factor.  # (n_rows, width)
+
+        The result is in one of the two arrays; the other one is the workspace from then on.
+        """
+        groups = rows.shape[1] // LANES
+        planes, there = spare[:groups], spare[groups : 2 * groups]
+        spare[:, self.n_vertices] = 0.0  # what a missing neighbor holds
+        kernels.collect(own.start, own.member, rows, planes)
+        together = groups if spare.nbytes <= CACHE_BYTES else 1  # else one by one, to stay in cache
+        for p in range(0, groups, together):
+            some = slice(p, p + together)
+            kernels.blur_planes(
+                self.next_to, self.there_and_back, self.share, planes[some], there[some]
+            )
+        kernels.distribute(own.vertex, planes, rows.dtype.type(factor), rows)
+        return rows
+
+    def one(self, here: Floats, there: Floats, few: bool) -> Floats:
+        """One number per vertex, blurred, in one of two arrays; few: by one thread.
+
+        here: The numbers; overwritten.  # (n_vertices + 1,)
+        """
+        here[self.n_vertices] = there[self.n_vertices] = 0.0
+        blur = kernels.blur_few if few else kernels.blur_one
+        blur(self.next_to, self.there_and_back, self.share, here, there)
+        return here
+
+    def self_weights(self, points: Points, vertex: Indices, out: Floats) -> None:
+        """K_ii of each point.  # (n,)"""
+        kernels.self_weights(points, vertex, self.next_to, self.share, out)
+
+
+class Star:
+    """Along all axes at once, three times; over the vertices that points touch."""
+
+    def __init__(self, placed: TouchedVertices, stride: Ints, blur: Blur) -> None:
+        self.start, self.member = star.vertex_lists(placed.neighbors(stride))
+        """What each vertex adds up: first of each list  # (n_vertices + 1,), and all lists."""
+        self.n_vertices = placed.touched
+        self.share = blur.share(len(stride) - 1)
+        self.middle = blur.middle_share(len(stride) - 1)
+        self.more = 0.5 - 2 * self.middle
+        """What the blur in the middle keeps of a vertex besides two shares."""
+        self._by_row: tuple[RowsByVertex, tuple[Ints, Indices]] | None = None
+
+    def _row_lists(self, own: RowsByVertex) -> tuple[Ints, Indices]:
+        if self._by_row is None or self._by_row[0] is not own:
+            self._by_row = own, star.join_lists(self.start, self.member, own.start, own.member)
+        return self._by_row[1]
+
+    def workspace(self, own: RowsByVertex, width: int, dtype: np.dtype[np.floating]) -> Floats:
+        return np.empty((len(own.vertex), width), dtype=dtype)
+
+    def rows(self, own: RowsByVertex, rows: Floats, factor: float, spare: Floats) -> Floats:
+        kind, lists = rows.dtype.type, (self.start, self.member)
+        # there are at least as many rows as vertices, so values at vertices fit into either array
+        star.to_vertices(*self._row_lists(own), kind(self.share), kind(0.0), rows, spare)
+        star.to_vertices(*lists, kind(self.middle), kind(self.more), spare, rows)
+        star.vertices_to_rows(*lists, kind(self.share * factor), own.start, own.member, rows, spare)
+        return spare
+
+    def one(self, here: Floats, there: Floats, few: bool) -> Floats:
+        kind, lists = here.dtype.type, (self.start, self.member)
+        star.blur_one_star(*lists, kind(self.share), kind(0.0), here, there)
+        star.blur_one_star(*lists, kind(self.middle), kind(self.more), there, here)
+        star.blur_one_star(*lists, kind(self.share), kind(0.0), here, there)
+        return there
+
+    def self_weights(self, points: Points, vertex: Indices, out: Floats) -> None:
+        star.self_weights_star(
+            points, vertex, self.start, self.member, self.share, self.middle, self.more, out
+        )
 
 
 class LatticeFilter(HostPlan):
@@ -149,22 +291,21 @@ class LatticeFilter(HostPlan):
         with threads_for(10 * self.row.size):
             self.kind = suitable_blur(points) if blur is None else blur
             """The kind of blur."""
-            self._build(points)
+            placed = place_points(points, self.kind, self.chunks, self.row, self.weight)
+            self.touched = placed.touched
+            """How many vertices points touch."""
+            blurring = Star if self.kind is STAR else Separable
+            self.blurring: Separable | Star = blurring(placed, vertex_codes(d)[1], self.kind)
+            """The blur over all vertices."""
+            self._set_rows(placed.vertex)
 
-    def _build(self, features: Floats) -> None:
-        placed = place_points(features, self.kind, self.chunks, self.row, self.weight)
-        vertex = placed.vertex
+    def _set_rows(self, vertex: list[Indices]) -> None:
+        """Which vertices the rows of each chunk stand for."""
         self.chunk = np.cumsum([0, *(len(v) for v in vertex)])
         """First row of each chunk.  # (chunks + 1,)"""
-        self.touched = placed.touched
-        """How many vertices points touch."""
-        _, stride = vertex_codes(features.shape[1])
-        self.blurring = make_blurring(placed, stride, self.kind)
-        """The blur over all vertices."""
-        self._sort_rows(np.concatenate([np.zeros(0, dtype=np.uint32), *vertex]))
-
-    def _sort_rows(self, vertex: NDArray[np.uint32]) -> None:
-        self.own = RowsByVertex(vertex, *building.rows_by_vertex(vertex, self.n_vertices))
+        rows = np.concatenate([np.zeros(0, dtype=np.uint32), *vertex])
+        start, member = group_positions(rows.view(np.int32), self.n_vertices)
+        self.own = RowsByVertex(rows, start, member.astype(np.uint32))
         """Which rows stand for which vertex."""
 
     def regrouped(self, width: int, most: int) -> LatticeFilter:
@@ -172,10 +313,20 @@ class LatticeFilter(HostPlan):
         out = copy.copy(self)
         out.width, out.row = width, np.empty_like(self.row)
         out.chunks = make_chunks(len(self.row), width, most)
-        vertex, out.chunk = building.regroup(
-            self.own.vertex, self.points, out.chunks, self.n_vertices, out.row
-        )
-        out._sort_rows(vertex)
+        vertex = np.empty(self.row.shape, dtype=np.uint32)  # of each corner
+        for points, first, end in zip(
+            self.chunks.members(), self.chunk, self.chunk[1:], strict=False
+        ):
+            vertex[points] = self.own.vertex[first:end][self.row[points]]
+        rows = []
+        for points in out.chunks.members():
+            found, first, number = np.unique(
+                vertex[points].ravel(), return_index=True, return_inverse=True
+            )
+            order = np.argsort(first)  # numbered as they appear, like those of a new lattice
+            out.row[points] = np.argsort(order)[number].reshape(len(points), -1)
+            rows.append(found[order])
+        out._set_rows(rows)
         return out
 
     def like(self, features: Floats) -> LatticeFilter:
@@ -202,16 +353,7 @@ class LatticeFilter(HostPlan):
         return sum(part.nbytes for part in parts if isinstance(part, np.ndarray))
 
     def blur(self, rows: Floats, table: Floats, spare: Floats) -> Floats:
-        """Rows as splatted → rows to slice from, times a compatibility.
-
-        Args:
-            rows: Overwritten.  # (n_rows, width)
-            table: A number (1, 1) or a matrix (labels, labels).
-            spare: To work in: `Blurring.workspace`.
-
-        Returns:
-            One of the two arrays, with the result.
-        """
+        """`Separable.rows`, times a compatibility: a number (1, 1) or a matrix (labels, labels)."""
         factor = float(table[0, 0]) if len(table) == 1 else 1.0
         out = self.blurring.rows(self.own, rows, factor, spare)
         if len(table) > 1:

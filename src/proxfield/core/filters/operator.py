@@ -1,7 +1,6 @@
-"""The normalized operator A of a Gaussian term and bounds on its eigenvalues.
+"""The normalized operator A of a Gaussian term, and bounds on its eigenvalues for certified steps.
 
-For numpy arrays and torch tensors alike, also under autograd. The certified step rests on the
-bounds.
+For numpy arrays and torch tensors alike, also under autograd.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ class Operator:
     ½ (k_ij/n_i + k_ij/n_j).
 
     Args:
-        plan: K over the points, with numpy arrays or torch tensors; any object with the methods
-            of a `Plan` will do.
+        plan: K over the points; any object with the methods of a `Plan` will do.
         normalization: One of `NORMALIZATIONS`.
         self_message: Keep a_ii.
         mass: n_i where they are known already.  # (..., n, 1)
@@ -132,7 +130,7 @@ class Operator:
 def kernel_range(
     normalization: str, mass: Array | None, row_sums: Array | None, self_weights: Array | None
 ) -> tuple[Array, Array]:
-    """Bounds on the eigenvalues of the normalized kernel A of a set of points.
+    """Bounds on the eigenvalues of the normalized kernel A, for each set of points.
 
     K has no negative eigenvalue; after symmetric normalization none is above 1, else none is
     above the largest row sum (A has no negative entry). The symmetric part of D⁻¹K, with
@@ -142,19 +140,10 @@ def kernel_range(
     the other.
 
     Args:
-        normalization: "none", "symmetric", "before" or "after".
-        mass: Total weights n_i = Σ_j k_ij; used by "before" and "after" alone.  # (..., n)
+        normalization: One of `NORMALIZATIONS`.
+        mass: Total weights n_i; used by "before" and "after" alone.  # (..., n)
         row_sums: Σ_j a_ij with the diagonal; not used by "symmetric".  # (..., n)
         self_weights: a_ii where the diagonal is left out, None where it is kept.  # (..., n)
-
-    Returns:
-        The lower and the upper bound, one for each set of points.  # (...), (...)
-
-    Example:
-        >>> import numpy as np
-        >>> low, high = kernel_range("none", None, np.array([1.5, 1.2]), np.ones(2))
-        >>> float(low), float(high)
-        (-1.0, 0.5)
     """
     if normalization == "symmetric":
         low, high = 0.0, 1.0
@@ -172,24 +161,10 @@ def kernel_range(
 
 
 def product_range(low: Array, high: Array, table: Array) -> tuple[Array, Array]:
-    """Bounds on the eigenvalues of A ⊗ M on centered blocks, and 0.
+    """The smallest and the largest eigenvalue of A ⊗ M on centered blocks, at most and at least 0.
 
     They are products of an eigenvalue of A, between ``low`` and ``high``, and one of the
-    compatibility M between centering projections. Blocks are centered since marginals sum to 1.
-
-    Args:
-        low: Lower bound on the eigenvalues of A.  # (...)
-        high: Upper bound on them.  # (...)
-        table: M, weight times compatibility.  # (labels, labels)
-
-    Returns:
-        The smallest and the largest product, at most and at least 0.  # (...), (...)
-
-    Example:
-        >>> import numpy as np
-        >>> low, high = product_range(np.array(0.0), np.array(1.0), np.diag([-2.0, -2.0]))
-        >>> round(float(low), 9), round(float(high), 9)
-        (-2.0, 0.0)
+    compatibility M (``table``) between centering projections, as marginals sum to 1.
     """
     xp = library_of(table)
     n_labels = table.shape[-1]
@@ -199,14 +174,7 @@ def product_range(low: Array, high: Array, table: Array) -> tuple[Array, Array]:
 
 
 def products_within(low: Array, high: Array, least: Array, most: Array) -> tuple[Array, Array]:
-    """Bounds on products of a number within one interval and one within another, and 0.
-
-    Example:
-        >>> import numpy as np
-        >>> low, high = products_within(*map(np.array, (0.0, 1.0, -2.0, 3.0)))
-        >>> float(low), float(high)
-        (-2.0, 3.0)
-    """
+    """Bounds on products of a number within one interval and one within another, and 0."""
     xp = library_of(most)
     ends = xp.stack([k * m for k in (low, high) for m in (least, most)])
     return xp.amin(ends, 0).clip(None, 0.0), xp.amax(ends, 0).clip(0.0)

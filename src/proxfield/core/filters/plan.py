@@ -59,10 +59,6 @@ class Plan(ABC):
     def pull(self, a: Array, b: Array) -> tuple[Array, Array]:
         """The gradient of Σ_ij k_ij a_i·b_j with respect to the features, and a by-product.
 
-        Args:
-            a: # (..., n, c)
-            b: # (..., n, c)
-
         Returns:
             The gradient Σ_j k_ij (a_i·b_j + b_i·a_j) (f_j − f_i), and a_i·(K b)_i + b_i·(K a)_i;
             summed over values that share the points.  # (..., n, d), (..., n, 1)

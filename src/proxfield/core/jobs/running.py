@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from proxfield._version import __version__
-from proxfield.core.common.cores import available_cores
 from proxfield.core.common.logs import log
+from proxfield.core.common.memory import available_cores
 from proxfield.core.jobs.workers import Workers, call, import_joblib
 from proxfield.errors import InputError, shown
 

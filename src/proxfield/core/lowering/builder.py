@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from proxfield.core.lowering.merging import (
     Scoped,
+    Weighted,
     add_at,
     band_edges,
     compact_index,
@@ -21,7 +22,7 @@ from proxfield.core.lowering.merging import (
     merge_scopes,
 )
 from proxfield.core.lowering.reduction import Reduction, Untouched
-from proxfield.core.terms.base import Floats, Ints, Term, largest_finite
+from proxfield.core.terms.base import Floats, Ints, Term, largest_finite, offers
 from proxfield.core.terms.factor import Factor
 from proxfield.core.terms.grid import Shift
 from proxfield.core.terms.pairwise import Ising, Potts
@@ -50,8 +51,8 @@ class Builder:
     """Unary energies of all entries, still in the array that a term holds."""
     pairs: dict[tuple[int, int], list[Scoped]] = field(default_factory=dict)
     larger: dict[tuple[int, ...], list[Scoped]] = field(default_factory=dict)
-    potts: list[tuple[Ints, Floats]] = field(default_factory=list)
-    ising: list[tuple[Ints, Floats]] = field(default_factory=list)
+    potts: list[Weighted] = field(default_factory=list)
+    ising: list[Weighted] = field(default_factory=list)
     bands: list[tuple[Shift, Floats]] = field(default_factory=list)
     """Couplings of spins along the offsets of grids.  # (*sizes) each"""
     extras: list[Term] = field(default_factory=list)
@@ -156,24 +157,18 @@ class Builder:
 
     def add_potts(self, edges: Ints, weights: Floats) -> None:
         """Energies w·[x_i ≠ x_j].  # (m, 2), (m,)"""
-        r = self.reduction
         self._weigh("Potts weights", len(weights) * largest_finite(weights))
-        if isinstance(r, Untouched) and not self.plain and r.full.common is not None:
-            if r.full.common > 2:
-                self.potts.append((edges, weights))
-            else:
-                self._potts_of_spins(edges, weights)
-            return
-        whole = r.untouched[edges].all(axis=1) & (not self.plain)
-        binary = whole & (r.full.cardinalities[edges] == 2).all(axis=1)
-        many = whole & ~binary
-        if many.any():
-            self.potts.append((r.new_variable[edges[many]], weights[many]))
-        if binary.any():
-            self._potts_of_spins(r.new_variable[edges[binary]], weights[binary])
-        if not whole.all():
-            for scopes, tables, _ in Potts(edges[~whole], weights[~whole]).as_tables(r.full):
-                self.add_tables(scopes, tables, np.arange(len(scopes)))
+        layout = self.reduction.layout
+        (edges, weights), rest = self._whole_edges(edges, weights)
+        if layout.common is None:
+            binary = (layout.cardinalities[edges] == 2).all(axis=1)
+            self.potts.append((edges[~binary], weights[~binary]))
+            self._potts_of_spins(edges[binary], weights[binary])
+        elif layout.common == 2:
+            self._potts_of_spins(edges, weights)
+        else:
+            self.potts.append((edges, weights))
+        self._add_as_tables(Potts.trusted(*rest))
 
     def _potts_of_spins(self, edges: Ints, weights: Floats) -> None:
         """Potts between binary variables that stay: w·[x ≠ y] = w/2 − w/2·s·t for spins s, t."""
@@ -182,21 +177,35 @@ class Builder:
 
     def add_ising(self, edges: Ints, weights: Floats) -> None:
         """Energies J·s_i·s_j between spins (binary variables).  # (m, 2), (m,)"""
-        r = self.reduction
         self._weigh("Ising weights", len(weights) * largest_finite(weights))
+        whole, rest = self._whole_edges(edges, weights)
+        self.ising.append(whole)
+        self._add_as_tables(Ising.trusted(*rest))
+
+    def _whole_edges(self, edges: Ints, weights: Floats) -> tuple[Weighted, Weighted]:
+        """Edges between variables that stay as they are, in the new numbering; and all others."""
+        r = self.reduction
         if isinstance(r, Untouched) and not self.plain:
-            self.ising.append((edges, weights))
-            return
+            return (edges, weights), (edges[:0], weights[:0])
         whole = r.untouched[edges].all(axis=1) & (not self.plain)
-        self.ising.append((r.new_variable[edges[whole]], weights[whole]))
-        if not whole.all():
-            for scopes, tables, _ in Ising(edges[~whole], weights[~whole]).as_tables(r.full):
-                self.add_tables(scopes, tables, np.arange(len(scopes)))
+        return (r.new_variable[edges[whole]], weights[whole]), (edges[~whole], weights[~whole])
+
+    def _add_as_tables(self, term: Term) -> None:
+        for scopes, tables, _ in term.as_tables(self.reduction.full):
+            self.add_tables(scopes, tables, np.arange(len(scopes)))
 
     def add_extra(self, term: Term) -> None:
         """A term that keeps iterating on its own."""
         self._weigh(f"energies of {term.name}", term.magnitude(self.reduction.full))
         self.extras.append(term)
+
+    def add_terms(self, terms: Iterable[Term]) -> None:
+        """Terms in their order; those that can't be lowered as extras."""
+        for term in terms:
+            if offers(term, "lower"):
+                term.lower(self.reduction.full, self)
+            else:
+                self.add_extra(term)
 
     # ---- putting it together ----
 
@@ -307,10 +316,6 @@ def spin_parts(tables: Floats) -> tuple[Floats, Floats, Floats, Floats]:
 
     Brackets keep the symmetry of a table exact (h = k = 0), so that a start at a symmetric saddle
     stays there.
-
-    Example:
-        >>> [float(x[0]) for x in spin_parts(np.array([[[0.0, 1.0], [1.0, 0.0]]]))]
-        [0.5, 0.0, 0.0, -0.5]
     """
     t = 0.25 * tables
     aa, ab, ba, bb = t[:, 0, 0], t[:, 0, 1], t[:, 1, 0], t[:, 1, 1]

@@ -62,12 +62,6 @@ def make_forests(
     exactly, all at once. On sparse graphs every usable variable is in some forest; those of a
     dense graph (whose forests are small) that are in none are in ``rest``.
 
-    Args:
-        graph: The graph.
-        usable: Which variables may be in a forest.  # (n,)
-        count: How many forests.
-        seed: Random seed.
-
     Example:
         >>> import proxfield as pf
         >>> path = pf.Field(3, n_labels=2, terms=[pf.Ising([[0, 1], [1, 2]], 1.0)]).lower()

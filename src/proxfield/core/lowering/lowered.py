@@ -8,7 +8,7 @@ the energy of every labelling that can occur.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from threading import Lock
@@ -19,17 +19,38 @@ import numpy as np
 
 from proxfield.core.lowering.builder import Builder
 from proxfield.core.lowering.merging import compressed_rows
-from proxfield.core.lowering.reduction import Reduction, Untouched
-from proxfield.core.lowering.zeros import possible
+from proxfield.core.lowering.reduction import Reduction, Untouched, possible
 from proxfield.core.terms.base import Floats, Ints, Layout, Term, offers
 from proxfield.core.terms.factor import Factor
+from proxfield.core.terms.grid import GridPairwise
 from proxfield.core.terms.pairwise import Ising, Potts
-from proxfield.core.terms.unary import Unary
+from proxfield.core.terms.unary import Constant, Unary
 
 if TYPE_CHECKING:
     from proxfield.core.engines.base import Program
 
 
+MAX_EXPONENT = 400
+"""Of 2, of the largest interaction: beyond, all are scaled before squares are taken."""
+BASE_BYTES = 1 << 18
+"""What even the smallest field takes."""
+SPIN_BYTES = 90
+"""State per entry of a binary field: a state and its copy while kernels warm up, marginals."""
+ENTRY_BYTES = 200
+"""State per entry of any other field."""
+SECOND_ORDER_BYTES = 200
+"""Vectors of the test that tells minima from saddles."""
+LANCZOS_BYTES = 200
+"""Per entry: 25 vectors (of half the length where spins stand for two entries)."""
+CHAIN_BYTES = 40
+"""Per entry and chain: start, marginals, natural parameters and result."""
+EXTRA_BYTES = 50
+"""Per entry, if a term adds its own gradient."""
+REDUCTION_BYTES = 60
+"""Per entry, if variables or labels are taken out: numbers old and new."""
+
+LEAST_BYTES = 16
+"""Per entry of a dense field in float32, a few iterations of one rule, states in place."""
 MAX_KEPT = 8
 """Maximum number of programs kept per field."""
 
@@ -90,6 +111,16 @@ class Lowered:
     programs: ProgramCache = field(
         default_factory=ProgramCache, init=False, repr=False, compare=False
     )
+
+    def __str__(self) -> str:
+        if self.infeasible:
+            return "nothing: no labelling is possible"
+        edges = [t for t in (self.ising, self.potts) if t is not None]
+        parts = [f"{self.layout.n_vars} variables"]
+        parts += [f"{len(t.edges)} {t.name} edges" for t in edges]
+        parts += [f"{len(t.scopes)} tables of {t.degree} variables" for t in self.factors]
+        parts += [f"{t.name} as it is" for t in self.extras]
+        return ", ".join(parts)
 
     @property
     def layout(self) -> Layout:
@@ -164,10 +195,8 @@ class Lowered:
                 worst = np.where(np.isinf(worst), 0.0, worst)
                 tables = np.where(np.isinf(term.tables), worst + penalty, term.tables)
                 builder.add_tables(term.scopes, tables, term.index)
-            elif offers(term, "lower"):
-                term.lower(self.layout, builder)
             else:
-                builder.add_extra(term)
+                builder.add_terms([term])
         return replace(builder.finish(), reduction=self.reduction)
 
 
@@ -186,13 +215,13 @@ def lower(layout: Layout, terms: list[Term], evidence: Ints, *, plain: bool = Fa
     terms = [t for t in terms if not t.omitted]
     extras = [t for t in terms if not offers(t, "lower")]
     hard = any(isinstance(t, Factor) and t.hard for t in terms)
-    observed = bool((evidence >= 0).any())
-    if extras and not hard and not observed:
-        return lower_untouched(layout, terms, plain)
-    if not (extras or hard or observed) and stays_whole(layout, terms):
-        lowered = lower_untouched(layout, terms, plain, np.dtype(np.float64))
-        if not lowered.infeasible:
-            return lowered
+    if not hard and not (evidence >= 0).any():
+        if extras:
+            return lower_untouched(layout, terms, plain)
+        if stays_whole(layout, terms):
+            lowered = lower_untouched(layout, terms, plain, np.dtype(np.float64))
+            if not lowered.infeasible:
+                return lowered
     keep = possible(layout, terms, evidence)
     reduction = Reduction(layout, keep)
     if len(reduction.empty):  # no labelling at all: nothing to iterate on
@@ -202,11 +231,7 @@ def lower(layout: Layout, terms: list[Term], evidence: Ints, *, plain: bool = Fa
     elif not any(isinstance(t, Factor) and t.degree > 1 and t.hard for t in terms):
         reduction = Reduction(layout, possible(layout, [], evidence))
     builder = Builder(reduction, plain)
-    for term in terms:
-        if offers(term, "lower"):
-            term.lower(layout, builder)
-        else:
-            builder.add_extra(term)
+    builder.add_terms(terms)
     if extras and not keep.all():
         gone = np.flatnonzero(~keep & (reduction.new_entry >= 0))
         builder.add_unary(gone, np.full(len(gone), np.inf))
@@ -226,21 +251,104 @@ def lower_untouched(
 ) -> Lowered:
     """Lower a field of which nothing is taken out, lean enough for millions of variables.
 
-    Args:
-        layout: The variables.
-        terms: The terms.
-        plain: As in `lower`.
-        dtype: The type of the unary energies; by default that of the only unary term.
+    dtype: The type of the unary energies; by default that of the only unary term.
     """
     builder = Builder(Untouched(layout), plain, unary_dtype=dtype)
-    for term in terms:
-        if offers(term, "lower"):
-            term.lower(layout, builder)
-        else:
-            builder.add_extra(term)
+    builder.add_terms(terms)
     lowered = builder.finish()
     if lowered.forbids:
         best = np.minimum.reduceat(lowered.unary, layout.offsets[:-1])
         if (best == np.inf).any():
             return replace(lowered, constant=np.inf)
     return lowered
+
+
+# ---- how strongly variables interact ----
+
+
+def interaction_scale(lowered: Lowered) -> float:
+    """A typical critical temperature: the root of the summed squares of a variable's interactions.
+
+    It is averaged over the variables that interact. The size of an interaction is the root mean
+    square of its table without the mean of each row and column; that of J·s·t is |J|. Where nothing
+    interacts, it is 0.
+
+    Example:
+        >>> import proxfield as pf
+        >>> field = pf.Field(5, n_labels=2).add(pf.Ising([[0, i] for i in range(1, 5)], 3.0))
+        >>> interaction_scale(field.lower())  # one variable has four neighbors, four have one
+        3.6
+    """
+    weighted = [t.weights for t in (lowered.ising, lowered.potts) if t is not None]
+    weighted += [np.where(np.isfinite(f.tables), f.tables, 0.0) for f in lowered.factors]
+    largest = max((float(np.abs(a).max(initial=0.0)) for a in weighted), default=0.0)
+    exponent = int(np.frexp(largest)[1])
+    if abs(exponent) > MAX_EXPONENT:  # squares would overflow, or vanish
+        return float(np.ldexp(interaction_scale(lowered.scaled(-exponent)), exponent))
+    n, layout = lowered.layout.n_vars, lowered.layout
+    total = np.zeros(n)
+    squares: list[tuple[Ints, Floats]] = []
+    if lowered.ising is not None:
+        squares.append((lowered.ising.edges, lowered.ising.weights**2))
+    if lowered.potts is not None:
+        c = layout.cardinalities[lowered.potts.edges].max(axis=1)
+        squares.append((lowered.potts.edges, lowered.potts.weights**2 * (c - 1) / c**2))
+    for factor in lowered.factors:
+        tables, axes = factor.tables, range(1, factor.tables.ndim)
+        rest = tables - tables.mean(axis=tuple(axes), keepdims=True)
+        effects = [rest.mean(axis=tuple(a for a in axes if a != b), keepdims=True) for b in axes]
+        square = ((rest - sum(effects)) ** 2).mean(axis=tuple(axes))
+        squares.append((factor.scopes, square[factor.index]))
+    for scopes, square in squares:
+        for column in scopes.T:
+            total += np.bincount(column, square, minlength=n)
+    strength = np.sqrt(total)
+    return float(strength[strength > 0].mean()) if strength.any() else 0.0
+
+
+def unary_scale(lowered: Lowered) -> float:
+    """How far apart the unary energies of a variable are, averaged over variables."""
+    layout, unary = lowered.layout, lowered.unary
+    if layout.n_vars == 0:
+        return 0.0
+    start, possible = layout.offsets[:-1], np.isfinite(unary)
+    high = np.maximum.reduceat(np.where(possible, unary, -np.inf), start)
+    low = np.minimum.reduceat(np.where(possible, unary, np.inf), start)
+    return float((high - low).mean())
+
+
+# ---- how many bytes inference takes beside the field, from above ----
+
+
+def needed_memory(layout: Layout, terms: Sequence[Term], evidence: Ints, chains: int) -> int:
+    """Bytes below which inference is refused before it begins.
+
+    The upper bound for fields of tables. Dense fields have many entries, and most of what the
+    bound counts (float64, the second-order test) a few iterations on an image never take, so that
+    they are refused only if even the least doesn't fit.
+    """
+    present = [t for t in terms if not t.omitted]
+    if all(offers(t, "lower") for t in present):
+        return estimate_memory(layout, terms, evidence, chains)
+    return BASE_BYTES + LEAST_BYTES * layout.size + sum(t.workspace(layout) for t in present)
+
+
+def estimate_memory(layout: Layout, terms: Sequence[Term], evidence: Ints, chains: int) -> int:
+    """An upper bound on the bytes that inference takes in addition to the field; see `Field`."""
+    terms = [t for t in terms if not t.omitted]
+    spins = layout.common == 2 and all(
+        isinstance(t, (Constant, Unary, Ising, Potts, GridPairwise))
+        or (isinstance(t, Factor) and t.degree <= 2 and not t.hard)
+        for t in terms
+    )
+    hard = any(isinstance(t, Factor) and t.hard for t in terms)
+    per_entry = SPIN_BYTES if spins else ENTRY_BYTES
+    extras = not all(offers(t, "lower") for t in terms)
+    per_entry += EXTRA_BYTES if extras else 0
+    search = 0 if extras else CHAIN_BYTES * chains
+    if any(t.degree == 2 and not offers(t, "spectrum") for t in terms):
+        search = max(search, LANCZOS_BYTES // 2 if spins else LANCZOS_BYTES)
+    per_entry += max(search, SECOND_ORDER_BYTES)
+    if hard or bool((evidence >= 0).any()):
+        per_entry += REDUCTION_BYTES
+    return BASE_BYTES + per_entry * layout.size + sum(t.workspace(layout) for t in terms)

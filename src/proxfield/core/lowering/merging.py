@@ -11,6 +11,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.core.common.arrays import group_positions as group_positions
 from proxfield.core.terms.base import Doubles, Floats, Ints
 from proxfield.core.terms.grid import Shift
 
@@ -25,6 +26,8 @@ HASH_BLOCK = 1 << 16
 SPARSEST_BANDS = 4
 """Entries of an array of diagonals, per coupling in it, up to which it is made."""
 
+Weighted = tuple[Ints, Floats]
+"""Edges and their weights.  # (m, 2), (m,)"""
 Scoped = tuple[Ints, Floats, Ints]
 """Scopes, tables and the table of each scope.  # (m, k), (T, c_1, …, c_k), (m,)"""
 
@@ -42,52 +45,16 @@ def concatenate(items: list[Scoped]) -> Scoped:
 
 
 def compact_index(index: Ints, count: int) -> tuple[Ints | None, Ints]:
-    """Number the values that occur in ``index`` without gaps.
-
-    Args:
-        index: Numbers from 0 to ``count`` − 1.  # (m,)
-        count: How many numbers there are.
+    """Number the values that occur in ``index``, from 0 to ``count`` − 1, without gaps.
 
     Returns:
         The numbers that occur, in order (None if all do), and ``index`` in terms of these.
-
-    Example:
-        >>> compact_index(np.array([5, 2, 5]), 9)
-        (array([2, 5]), array([1, 0, 1]))
     """
     occurs = np.zeros(count, dtype=bool)
     occurs[index] = True
     if occurs.all():
         return None, index
     return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[index]
-
-
-def group_positions(
-    values: Ints | NDArray[np.int32], count: int
-) -> tuple[Ints, Ints | NDArray[np.int32]]:
-    """Positions of each value: a stable argsort in linear time.
-
-    Args:
-        values: Numbers from 0 to ``count`` − 1.  # (m,)
-        count: How many numbers there are.
-
-    Returns:
-        Where the positions of each number start (count + 1,), and all positions (m,).
-
-    Example:
-        >>> group_positions(np.array([1, 0, 1]), 2)[1].tolist()
-        [1, 0, 2]
-    """
-    from scipy.sparse import csr_matrix
-
-    m = len(values)
-    if m == 0:
-        return np.zeros(count + 1, dtype=np.int64), np.zeros(0, dtype=np.int64)
-    # one entry per row in the column of its value; by columns, rows come in their order
-    flags = np.ones(m, dtype=np.int8)
-    by_row = csr_matrix((flags, values, np.arange(m + 1)), shape=(m, count))
-    by_value = by_row.tocsc()
-    return by_value.indptr.astype(np.int64), by_value.indices
 
 
 def row_hashes(rows: Floats | Ints) -> NDArray[np.uint64]:
@@ -110,17 +77,6 @@ def add_at(out: Doubles, entries: Ints, values: Floats) -> None:
 
     numpy's own takes 40 times as long where an array's type isn't its one float64 object, as
     in arrays read from files.
-
-    Args:
-        out: Changed in place.  # (size,)
-        entries: Positions; repeated ones add up.  # (m,)
-        values: What is added.  # (m,)
-
-    Example:
-        >>> out = np.ones(3)
-        >>> add_at(out, np.array([2, 0, 2]), np.array([1.0, 2.0, 3.0]))
-        >>> out.tolist()
-        [3.0, 1.0, 5.0]
     """
     if len(entries) < len(out):
         np.add.at(out, entries, values)
@@ -169,7 +125,7 @@ def merge_scopes(scopes: Ints, tables: Floats, index: Ints) -> Scoped:
     )
 
 
-def merge_edges(items: list[tuple[Ints, Floats]]) -> tuple[Ints, Floats] | None:
+def merge_edges(items: list[Weighted]) -> Weighted | None:
     """Add up the weights of parallel edges; edges that cancel are dropped.
 
     The result is in the order of the edges, the smaller end first. Edges that come like
@@ -215,18 +171,13 @@ def merge_edges(items: list[tuple[Ints, Floats]]) -> tuple[Ints, Floats] | None:
     return edges, weights
 
 
-def band_edges(bands: list[tuple[Shift, Floats]], n: int) -> list[tuple[Ints, Floats]]:
+def band_edges(bands: list[tuple[Shift, Floats]], n: int) -> list[Weighted]:
     """Couplings along the offsets of grids as sorted edges, parallel ones added up.
 
     All pairs of one offset lie on one diagonal of the matrix of couplings. With the diagonals in
     one array, by variables, sorted edges are its entries in their order: nothing is sorted.
 
-    Args:
-        bands: Pairs of pixels, and the coupling of each.  # (*sizes) each
-        n: Number of variables.
-
-    Returns:
-        Edges and weights for `merge_edges`.  # (m, 2), (m,)
+    bands: Pairs of pixels, and the coupling of each  # (*sizes); n: number of variables.
     """
     bands = [(shift, values) for shift, values in bands if shift.n_edges]
     if not bands:
@@ -274,10 +225,7 @@ def compressed_rows(
 ) -> tuple[Ints, NDArray[np.int32], list[NDArray[V]]]:
     """Undirected edges as rows of both directions.
 
-    Args:
-        n: Number of variables.
-        ends: Edges.  # (m, 2)
-        values: Arrays of length 2m: for the forward directions, then the backward ones.
+    values: Arrays of length 2m: for the forward directions, then the backward ones.
 
     Returns:
         Row starts (n + 1,), columns (2m,), and the values in the same order.

@@ -23,8 +23,7 @@ from proxfield.core.engines import compile_program
 from proxfield.core.engines.base import Program
 from proxfield.core.engines.plan import Order
 from proxfield.core.engines.registry import on_host
-from proxfield.core.lowering.interactions import interaction_scale
-from proxfield.core.lowering.lowered import Lowered
+from proxfield.core.lowering.lowered import Lowered, interaction_scale
 from proxfield.core.solve.curvature import Curvature
 from proxfield.core.solve.history import Limits
 from proxfield.core.solve.loop import Loop, warm_up

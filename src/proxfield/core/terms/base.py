@@ -48,12 +48,12 @@ class Layout:
     cardinalities: Ints
     names: Names | None = field(default=None, repr=False, compare=False)
 
-    def __getstate__(self) -> tuple[Any, Names | None]:
+    def __getstate__(self) -> tuple[Ints | tuple[int, int], Names | None]:
         same = self.cardinalities.strides == (0,)  # one number, however many variables
         short = (self.n_vars, int(self.cardinalities[0])) if same and self.n_vars else None
         return (self.cardinalities if short is None else short), self.names
 
-    def __setstate__(self, state: tuple[Any, Names | None]) -> None:
+    def __setstate__(self, state: tuple[Ints | tuple[int, int], Names | None]) -> None:
         cards, names = state
         if isinstance(cards, tuple):
             cards = np.broadcast_to(np.int64(cards[1]), cards[0])
@@ -174,6 +174,18 @@ class Term(ABC):
     name: ClassVar[str]
     degree: ClassVar[int | None] = None
     """Degree of a homogeneous multilinear term; None: the term gives its own ``energy``."""
+
+    @classmethod
+    def trusted(cls, *parts: object) -> Self:
+        """A term that holds these very parts, the fields of a dataclass in order, unchecked."""
+        out = object.__new__(cls)
+        out._hold(*parts)
+        return out
+
+    def _hold(self, *parts: object) -> None:
+        """Set the fields of a frozen dataclass, in order."""
+        for part, value in zip(fields(self), parts, strict=True):  # type: ignore[arg-type]
+            object.__setattr__(self, part.name, value)
 
     @abstractmethod
     def validate(self, layout: Layout) -> None:
@@ -376,12 +388,7 @@ def expectation(q: Floats, g: Floats) -> float:
 
 
 def largest_finite(values: Floats) -> float:
-    """The largest size of a finite entry, 0 without one.
-
-    Example:
-        >>> largest_finite(np.array([-3.0, 2.0, np.inf]))
-        3.0
-    """
+    """The largest size of a finite entry, 0 without one."""
     low, high = float(values.min(initial=0.0)), float(values.max(initial=0.0))
     if high == np.inf:
         high = float(np.max(values, initial=0.0, where=np.isfinite(values)))
@@ -432,6 +439,20 @@ def as_indices(values: ArrayLike, what: str, ndim: int) -> Ints:
     if raw.ndim != ndim:
         raise InputError(f"{what} must have {ndim} dimension(s), not shape {raw.shape}")
     return raw.astype(np.int64)
+
+
+def table_index(given: ArrayLike | None, count: int, tables: int, what: str) -> Ints:
+    """The table of each scope: the only one, each its own, or as given.  # (count,)"""
+    if given is None:
+        if tables not in (1, count):
+            raise InputError(f"{count} {what} but {tables} tables; pass index to share tables")
+        return np.zeros(count, dtype=np.int64) if tables == 1 else np.arange(count)
+    which = as_indices(given, "table index", 1)
+    if len(which) != count:
+        raise InputError(f"{count} {what} but {len(which)} table indices")
+    if count and (which.min() < 0 or which.max() >= tables):
+        raise InputError(f"table index out of range 0 to {tables - 1}")
+    return which
 
 
 def check_scopes(layout: Layout, scopes: Ints, what: str) -> None:

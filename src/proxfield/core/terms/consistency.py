@@ -10,17 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.core.common.arrays import Arrays
-from proxfield.core.terms.base import (
-    Floats,
-    Ints,
-    Layout,
-    Tables,
-    Term,
-    as_floats,
-    as_indices,
-    largest_finite,
-)
+from proxfield.core.common.arrays import Arrays, Floats, Ints
+from proxfield.core.terms.base import Layout, Tables, Term, as_floats, as_indices, largest_finite
 from proxfield.core.terms.factor import Factor
 from proxfield.errors import InputError
 
@@ -93,17 +84,13 @@ class Consistency(Term):
     ) -> None:
         members, sizes = _read_segments(segments)
         count = len(sizes)
-        w = as_floats(weights, "consistency weights")
-        if (w < 0).any():
-            raise InputError("consistency weights must be 0 or more (this term attracts)")
+        w = _read_weights(weights)
         if w.ndim > 2 or (w.ndim > 0 and len(w) != count) or (w.ndim == 2 and w.shape[1] == 0):
             raise InputError(f"{count} segments but weights of shape {w.shape}")
         w = np.repeat(w, count) if w.ndim == 0 else w
         w = w[:, None] if w.ndim == 1 else w
         some = sizes > 0  # an array of segments may skip numbers
-        object.__setattr__(self, "members", members)
-        object.__setattr__(self, "starts", np.concatenate([[0], np.cumsum(sizes[some])]))
-        object.__setattr__(self, "weights", w[some])
+        self._hold(members, np.concatenate([[0], np.cumsum(sizes[some])]), w[some])
 
     def validate(self, layout: Layout) -> None:
         if len(self.members) == 0:
@@ -246,15 +233,10 @@ class Consistency(Term):
         owner = np.repeat(np.arange(len(sizes)), sizes)
         if len(np.unique(np.stack([owner, members]), axis=1).T) < len(members):
             raise InputError("a segment names a variable twice")
-        weights = as_floats(arrays["weights"], "consistency weights")
+        weights = _read_weights(arrays["weights"])
         if weights.ndim != 2 or weights.shape[1] == 0 or len(weights) != len(sizes):
             raise InputError(f"{len(sizes)} segments but weights of shape {weights.shape}")
-        if (weights < 0).any():
-            raise InputError("consistency weights must be 0 or more (this term attracts)")
-        out = object.__new__(cls)
-        for key, value in (("members", members), ("starts", starts), ("weights", weights)):
-            object.__setattr__(out, key, value)
-        return out
+        return cls.trusted(members, starts, weights)
 
     def as_tables(self, layout: Layout) -> Iterator[Tables]:
         n_labels = self._n_labels(layout)
@@ -301,6 +283,13 @@ def _rows(layout: Layout, q: Floats, variables: Ints, n_labels: int) -> NDArray[
         return q[layout.entries(variables, n_labels)].astype(np.float64, copy=False)
     rows = q.reshape(-1, n_labels)[variables]  # several times faster than entry by entry
     return rows.astype(np.float64, copy=False)
+
+
+def _read_weights(weights: ArrayLike) -> Floats:
+    out = as_floats(weights, "consistency weights")
+    if (out < 0).any():
+        raise InputError("consistency weights must be 0 or more (this term attracts)")
+    return out
 
 
 def _read_segments(segments: Any) -> tuple[Ints, Ints]:

@@ -148,37 +148,27 @@ class Cooccurrence(Term):
         with np.errstate(over="ignore"):  # lowering refuses what is too large
             weights = -scale * np.log(chance)
         after = start + n if presence is None else whole_number(presence, "presence", 0)
-        for key, value in (
-            ("pixels", n),
-            ("n_labels", count),
-            ("first", start),
-            ("presence", after),
-            ("kappa", _size(kappa, "kappa")),
-            ("classes", classes),
-            ("weights", weights + 0.0),  # + 0.0 turns −0 into 0
-        ):
-            object.__setattr__(self, key, value)
+        pairs = weights + 0.0  # + 0.0 turns −0 into 0
+        self._hold(n, count, start, after, _size(kappa, "kappa"), classes, pairs)
 
     def to_arrays(self) -> dict[str, ArrayLike]:
         return {SAVED_NAMES.get(key, key): part for key, part in super().to_arrays().items()}
 
     @classmethod
     def from_arrays(cls, arrays: Arrays) -> Self:
-        out = object.__new__(cls)
-        for key in ("pixels", "n_labels", "first", "presence"):
-            saved = SAVED_NAMES.get(key, key)
-            object.__setattr__(out, key, whole_number(arrays[saved].item(), saved, 0))
+        pixels, count, first, presence = (
+            whole_number(arrays[key].item(), key, 0)
+            for key in ("pixels", SAVED_NAMES["n_labels"], "first", "presence")
+        )
         classes = as_indices(arrays["classes"], "classes", 1)
-        inside = (classes >= 0) & (classes < out.n_labels)
+        inside = (classes >= 0) & (classes < count)
         weights = as_floats(arrays["weights"], "energies of pairs", allow_inf=True)
         if not inside.all() or (np.diff(classes) < 1).any():
-            raise InputError(f"classes {shown(classes.tolist())}, expected 0 to {out.n_labels - 1}")
+            raise InputError(f"classes {shown(classes.tolist())}, expected 0 to {count - 1}")
         if weights.shape != (len(classes),) * 2 or (weights < 0).any():
             raise InputError(f"energies of pairs of shape {weights.shape}, expected one per pair")
-        object.__setattr__(out, "kappa", _size(arrays["kappa"], "kappa"))
-        object.__setattr__(out, "classes", classes)
-        object.__setattr__(out, "weights", weights)
-        return out
+        kappa = _size(arrays["kappa"], "kappa")
+        return cls.trusted(pixels, count, first, presence, kappa, classes, weights)
 
     def validate(self, layout: Layout) -> None:
         _check_block(layout, self.first, self.pixels, self.n_labels, "pixels")
@@ -355,13 +345,11 @@ class TabledCooccurrence(LatentCooccurrence):
 def envelope(absent: Floats, weights: Floats) -> tuple[float, NDArray[np.float64]]:
     """min_r ⟨absent·(1 − y) + ½ yᵀ w y⟩_r − H(r) over distributions r of y, and P_r(y_l = 0).
 
+    With more than `MAX_EXACT_CLASSES` undecided y, an upper bound on the minimum.
+
     Args:
         absent: What each y_l = 0 costs, 0 or more.  # (m,)
         weights: What pairs y_a = y_b = 1 cost, 0 or more; symmetric.  # (m, m)
-
-    Returns:
-        The minimum (with more than `MAX_EXACT_CLASSES` undecided y an upper bound on it), and the
-        probabilities that attain it.  # (m,)
 
     Example:
         >>> e, off = envelope(np.array([0.0, 100.0]), np.array([[0.0, 3.0], [3.0, 0.0]]))

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from proxfield.core.common.arrays import Floats, Ints
 from proxfield.core.terms.base import (
-    Floats,
-    Ints,
     Layout,
     Tables,
     Term,
@@ -22,12 +21,11 @@ from proxfield.core.terms.base import (
     as_indices,
     check_scopes,
     expectation,
+    table_index,
 )
 from proxfield.errors import InputError
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from proxfield.core.lowering.builder import Builder
 
 CHUNK = 1 << 20
@@ -82,27 +80,8 @@ class Factor(Term):
             )
         if self.arity is not None and k != self.arity:
             raise InputError(f"{type(self).__name__} takes {self.arity} variables a scope, not {k}")
-        m = len(scope)
-        if index is None:
-            which = np.zeros(m, dtype=np.int64) if len(table) == 1 else np.arange(m)
-            if len(table) not in (1, m):
-                raise InputError(f"{m} scopes but {len(table)} tables; pass index to share tables")
-        else:
-            which = as_indices(index, "table index", 1)
-            if len(which) != m:
-                raise InputError(f"{m} scopes but {len(which)} table indices")
-            if m and (which.min() < 0 or which.max() >= len(table)):
-                raise InputError(f"table index out of range 0 to {len(table) - 1}")
-        for key, value in (("scopes", scope), ("tables", table), ("index", which)):
-            object.__setattr__(self, key, value)
-
-    @classmethod
-    def trusted(cls, scopes: Ints, tables: Floats, index: Ints) -> Self:
-        """A term that holds these very arrays, unchecked: for lowering."""
-        out = object.__new__(cls)
-        for key, value in (("scopes", scopes), ("tables", tables), ("index", index)):
-            object.__setattr__(out, key, value)
-        return out
+        which = table_index(index, len(scope), len(table), "scopes")
+        self._hold(scope, table, which)
 
     @property
     def degree(self) -> int:  # type: ignore[override]
@@ -181,12 +160,7 @@ class Factor(Term):
         return expectation(q[at], self.messages(layout, q, 0))
 
     def curvature(self, layout: Layout, late: Callable[[], bool] = lambda: False) -> Floats:
-        """As in `Term`; where it is late, tables get a bound that is easy to compute.
-
-        Args:
-            layout: The variables.
-            late: Is there no more time?
-        """
+        """As in `Term`; where it is ``late``, tables get a bound that is easy to compute."""
         return self._block_norms(layout, centered=True, late=late)
 
     def lipschitz(self, layout: Layout) -> float:
@@ -211,13 +185,10 @@ class Factor(Term):
     def table_norms(
         self, a: int, b: int, *, centered: bool, late: Callable[[], bool] = lambda: False
     ) -> NDArray[np.float64]:
-        """The largest norm of a block of two positions, of each table.  # (T,)
+        """The largest norm of a block of two positions (rows a, columns b), of each table.  # (T,)
 
-        Args:
-            a: The position of the rows.
-            b: The position of the columns.
-            centered: Of P·block·P, with P the projection that removes the mean.
-            late: Is there no more time? Then bounds that are easy to compute.
+        centered: Of P·block·P, with P the projection that removes the mean; late: is there no more
+        time? Then bounds that are easy to compute.
         """
         per = max(1, NORM_CHUNK // max(1, int(np.prod(self.shape))))
         norms = np.empty(len(self.tables))
@@ -252,12 +223,9 @@ class Factor(Term):
         return self.hard and len(self.unsupported(layout, keep, None)) > 0
 
     def unsupported(self, layout: Layout, keep: NDArray[np.bool_], some: Ints | None) -> Ints:
-        """Clear labels that no allowed configuration of a scope supports.
+        """Clear in ``keep`` the labels that no allowed configuration of a scope supports.
 
-        Args:
-            layout: The variables.
-            keep: Entries that are still possible; cleared where they are not.  # (size,)
-            some: The scopes to look at, all by default.
+        some: The scopes to look at, all by default.
 
         Returns:
             Variables that lost a label, possibly repeated.
@@ -285,18 +253,10 @@ class Factor(Term):
 
 
 def small_block_norms(tables: Floats, a: int, b: int) -> NDArray[np.float64]:
-    """Largest ‖P·block·P‖₂ over the blocks of two positions with up to 3 labels each.
+    """Largest ‖P·block·P‖₂ over the blocks of two positions with up to 3 labels each.  # (m,)
 
     In an orthonormal basis of the centered vectors a block has at most 2 rows and columns, and
     the norm of [[p, q], [r, s]] is half of √((p+s)² + (r−q)²) + √((p−s)² + (r+q)²).
-
-    Args:
-        tables: Tables.  # (m, c_1, …, c_k)
-        a: The position of the rows.
-        b: The position of the columns.
-
-    Returns:
-        The largest norm over the labels of all other positions.  # (m,)
     """
     # tables last: everything below is arithmetic on contiguous arrays of m numbers
     moved = np.moveaxis(tables, (a + 1, b + 1, 0), (0, 1, -1))
@@ -330,10 +290,7 @@ def centered_parts(values: list[Floats]) -> list[Floats]:
 def spectral_norms(blocks: Floats, *, centered: bool, exact: bool = True) -> Floats:
     """Largest singular value of each matrix, after centering rows and columns if asked.
 
-    Args:
-        blocks: Matrices.  # (…, a, b)
-        centered: Take P·block·P, with P the projection that removes the mean.
-        exact: Otherwise the Frobenius norm, which is no smaller and takes less time.
+    exact: Otherwise the Frobenius norm, which is no smaller and takes less time.
 
     Example:
         >>> float(spectral_norms(np.eye(2)[None], centered=True)[0])

@@ -242,6 +242,10 @@ class Gaussian(Term):
                 f"a compatibility for {len(self.matrix)} labels, but the variables have {cards[0]}"
             )
 
+    @property
+    def _variables(self) -> slice:
+        return slice(self.first, self.first + self.n_points)
+
     def block(self, layout: Layout, flat: Floats) -> Floats:
         """The term's part of a flat array, a view.  # (n, labels)"""
         start = int(layout.offsets[self.first])
@@ -262,21 +266,17 @@ class Gaussian(Term):
     def labelling_energy(self, layout: Layout, labels: Ints) -> float:
         if self.n_points == 0:
             return 0.0
-        mine = labels[self.first : self.first + self.n_points]
-        count = int(layout.cardinalities[self.first])
-        hot = np.zeros((self.n_points, count))
-        hot[np.arange(self.n_points), mine] = 1.0
-        g = np.zeros(layout.size)
-        flat = np.zeros(layout.size)
-        self.block(layout, flat)[:] = hot
+        g, flat = np.zeros(layout.size), np.zeros(layout.size)
+        hot = self.block(layout, flat)
+        hot[np.arange(self.n_points), labels[self._variables]] = 1.0
         self.add_gradient(layout, flat, g)
         return 0.5 * float((hot * self.block(layout, g)).sum())
 
     def spectrum(self, layout: Layout) -> tuple[float, float]:
         if self.n_points == 0 or self.omitted:
             return 0.0, 0.0
-        n_labels = int(layout.cardinalities[self.first])
-        low, high = product_range(*self.kernel_range, self.compatibility(n_labels))
+        table = self.compatibility(int(layout.cardinalities[self.first]))
+        low, high = product_range(*self.kernel_range, table)
         return float(low), float(high)
 
     def coupling_norms(self, layout: Layout, v: Floats) -> Floats:
@@ -286,8 +286,8 @@ class Gaussian(Term):
             n_labels = int(layout.cardinalities[self.first])
             center = np.eye(n_labels) - 1.0 / n_labels
             norm = float(np.linalg.norm(center @ self.compatibility(n_labels) @ center, 2))
-            block = slice(self.first, self.first + self.n_points)
-            out[block] = norm * self.operate(np.asarray(v)[block, None])[:, 0]
+            mine = np.asarray(v)[self._variables, None]
+            out[self._variables] = norm * self.operate(mine)[:, 0]
         return out
 
     @cached_property
@@ -311,7 +311,7 @@ class Gaussian(Term):
 
     def curvature(self, layout: Layout) -> Floats:
         out = np.zeros(layout.n_vars)
-        out[self.first : self.first + self.n_points] = self.spectrum(layout)[1]
+        out[self._variables] = self.spectrum(layout)[1]
         return out
 
     def lipschitz(self, layout: Layout) -> float:
@@ -378,12 +378,7 @@ class Gaussian(Term):
 
 
 def read_compatibility(given: ArrayLike | str | None) -> ArrayLike | None:
-    """What was given for μ; None for Potts.
-
-    Example:
-        >>> read_compatibility("potts") is None
-        True
-    """
+    """What was given for μ; None for Potts."""
     if not isinstance(given, str):
         return given
     if given != "potts":

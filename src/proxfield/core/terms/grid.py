@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
-from proxfield.core.terms.base import Floats, Ints, Layout, Tables, Term, as_floats, as_indices
+from proxfield.core.common.arrays import Floats, Ints
+from proxfield.core.terms.base import Layout, Tables, Term, as_floats, as_indices, table_index
 from proxfield.core.terms.factor import SLOT_BYTES, Factor
 from proxfield.core.terms.pairwise import EDGE_BYTES
 from proxfield.errors import InputError, shown
@@ -80,11 +81,7 @@ class Shift:
         return np.stack([begins, begins + self.distance], axis=1)
 
     def over_pixels(self, values: Floats) -> Floats:
-        """Entries of the grid's variables as maps, without a copy.  # (n_pixels·k,) -> (*shape, k)
-
-        Args:
-            values: Equally many entries per variable, one after another.
-        """
+        """Entries of the grid's variables as maps, a view.  # (n_pixels·k,) -> (*shape, k)"""
         return values.reshape(*self.shape, -1)
 
 
@@ -148,14 +145,16 @@ class GridPairwise(Term):
                 "(tables, labels, labels) for several"
             )
         shift = Shift(sizes, steps, int(first))
+        if index is not None and np.shape(index) not in ((shift.n_edges,), shift.sizes):
+            raise InputError(
+                f"an index of shape {np.shape(index)} for a grid of shape {sizes} with offset "
+                f"{steps}, expected ({shift.n_edges},) or {shift.sizes}"
+            )
         which = None
         if index is not None or len(table) > 1:
-            which = _index(index, len(table), shift)
-        for key, value in (
-            ("shape", sizes), ("offset", steps), ("tables", table), ("index", which),
-            ("first", int(first)),
-        ):  # fmt: skip
-            object.__setattr__(self, key, value)
+            given = None if index is None else np.ravel(index)
+            which = table_index(given, shift.n_edges, len(table), "pairs of pixels")
+        self._hold(sizes, steps, table, which, int(first))
 
     @cached_property
     def shift(self) -> Shift:
@@ -249,24 +248,3 @@ class GridPairwise(Term):
 
     def as_tables(self, layout: Layout) -> Iterator[Tables]:
         yield self.explicit()
-
-
-def _index(given: ArrayLike | None, n_tables: int, shift: Shift) -> Ints:
-    """The table of each pair, checked.  # (m,)"""
-    m = shift.n_edges
-    if given is None:
-        if n_tables != m:
-            raise InputError(
-                f"{m} pairs of pixels but {n_tables} tables; pass index to share tables"
-            )
-        return np.arange(m)
-    raw = np.asarray(given)
-    if raw.shape not in ((m,), shift.sizes):
-        raise InputError(
-            f"an index of shape {raw.shape} for a grid of shape {shift.shape} with offset "
-            f"{shift.offset}, expected ({m},) or {shift.sizes}"
-        )
-    which = as_indices(raw.ravel(), "table index", 1)
-    if m and (which.min() < 0 or which.max() >= n_tables):
-        raise InputError(f"table index out of range 0 to {n_tables - 1}")
-    return which

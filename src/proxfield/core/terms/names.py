@@ -34,20 +34,13 @@ class Names:
 
     @classmethod
     def read(cls, names: Any, label_names: Any, cardinalities: Sequence[int] | Any) -> Names | None:
-        """Names as a user gives them, checked against the numbers of labels.
+        """Names as a user gives them, checked against the numbers of labels; None if none is given.
 
         Args:
             names: One per variable, or None.
             label_names: A list of names for all variables, a list of such lists with one per
                 variable, or None.
             cardinalities: Labels per variable.
-
-        Returns:
-            The names; None if neither was given.
-
-        Example:
-            >>> Names.read(["a", "b"], [["no", "yes"], ["no", "yes"]], [2, 2])
-            Names(variables=('a', 'b'), shared=('no', 'yes'), each=None)
         """
         if names is None and label_names is None:
             return None
@@ -82,60 +75,36 @@ class Names:
         return cls(variables, None, each)
 
     @cached_property
-    def _number(self) -> dict[str, int]:
+    def number(self) -> dict[str, int]:
+        """The number of each name."""
         return {name: v for v, name in enumerate(self.variables or ())}
 
     def labels(self, variable: int) -> tuple[str, ...] | None:
         """Names of a variable's labels; None without."""
         return self.shared if self.each is None else self.each[variable]
 
-    def find(self, name: str) -> int:
-        """The number of the variable with this name."""
-        if self.variables is None:
-            raise InputError(f"variable {shown(name)}, but the variables have no names")
-        if name not in self._number:
-            raise InputError(
-                f"no variable is named {shown(name)}, expected one of: {listed(self.variables)}"
-            )
-        return self._number[name]
-
     def show(self, variable: int) -> str:
-        """A variable as messages call it.
-
-        Example:
-            >>> Names(("rain",)).show(0), Names().show(0)
-            ("variable 'rain'", 'variable 0')
-        """
+        """A variable as messages call it."""
         if self.variables is None or not 0 <= variable < len(self.variables):
             return f"variable {variable}"
         return f"variable {shown(self.variables[variable])}"
 
 
 def find_variable(names: Names | None, n_vars: int, key: object) -> int:
-    """The number of a variable given by number or name, checked.
-
-    Example:
-        >>> find_variable(Names(("rain", "grass")), 2, "grass")
-        1
-    """
+    """The number of a variable given by number or name, checked."""
     if isinstance(key, str):
-        return (names or Names()).find(key)
-    try:
-        v = index(key)  # type: ignore[arg-type]  # anything else raises
-    except TypeError:
-        raise InputError(f"variable {shown(key)}, expected a whole number or a name") from None
-    if not 0 <= v < n_vars:
-        raise InputError(f"there is no variable {v}, expected 0 to {n_vars - 1}")
-    return v
+        if names is None or names.variables is None:
+            raise InputError(f"variable {shown(key)}, but the variables have no names")
+        if key not in names.number:
+            raise InputError(
+                f"no variable is named {shown(key)}, expected one of: {listed(names.variables)}"
+            )
+        return names.number[key]
+    return _number(key, n_vars, f"variable {shown(key)}", "there is no variable")
 
 
 def find_label(names: Names | None, variable: int, n_labels: int, key: object) -> int:
-    """The number of a variable's label given by number or name, checked.
-
-    Example:
-        >>> find_label(Names(shared=("no", "yes")), 5, 2, "yes")
-        1
-    """
+    """The number of a variable's label given by number or name, checked."""
     here = (names or Names()).show(variable)
     if isinstance(key, str):
         known = None if names is None else names.labels(variable)
@@ -144,15 +113,18 @@ def find_label(names: Names | None, variable: int, n_labels: int, key: object) -
         if key not in known:
             raise InputError(f"{here} has no label {shown(key)}, expected one of: {listed(known)}")
         return known.index(key)
+    return _number(key, n_labels, f"label {shown(key)} of {here}", f"{here} has label")
+
+
+def _number(key: object, count: int, what: str, beyond: str) -> int:
+    """A number from 0 to ``count`` − 1."""
     try:
-        label = index(key)  # type: ignore[arg-type]
+        number = index(key)  # type: ignore[arg-type]  # anything else raises
     except TypeError:
-        raise InputError(
-            f"label {shown(key)} of {here}, expected a whole number or a name"
-        ) from None
-    if not 0 <= label < n_labels:
-        raise InputError(f"{here} has label {label}, expected 0 to {n_labels - 1}")
-    return label
+        raise InputError(f"{what}, expected a whole number or a name") from None
+    if not 0 <= number < count:
+        raise InputError(f"{beyond} {number}, expected 0 to {count - 1}")
+    return number
 
 
 def listed(names: Iterable[str], longest: int = LONGEST_LIST) -> str:

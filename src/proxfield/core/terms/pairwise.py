@@ -4,30 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from proxfield.core.terms.base import (
-    Floats,
-    Ints,
-    Layout,
-    Tables,
-    Term,
-    as_floats,
-    as_indices,
-    check_scopes,
-)
+from proxfield.core.common.arrays import Floats, Ints
+from proxfield.core.terms.base import Layout, Tables, Term, as_floats, as_indices, check_scopes
 from proxfield.core.terms.factor import Factor
 from proxfield.errors import InputError
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from proxfield.core.lowering.builder import Builder
 
 
+CHUNK = 1 << 20
+"""Variables of a grid worked on at a time."""
 EDGE_BYTES = 120
 """Per edge: sorted keys, merged edges, and rows of both ends in two programs."""
 
@@ -69,18 +62,7 @@ class _Weighted(Term):
         values = as_floats(weights, f"{self.name} weights")
         if values.ndim > 1 or (values.ndim == 1 and len(values) != len(pairs)):
             raise InputError(f"{len(pairs)} edges but weights of shape {values.shape}")
-        object.__setattr__(self, "edges", pairs)
-        if values.ndim == 0:
-            values = np.full(len(pairs), float(values))
-        object.__setattr__(self, "weights", values)
-
-    @classmethod
-    def trusted(cls, edges: Ints, weights: Floats) -> Self:
-        """A term that holds these very arrays, unchecked: for lowering.  # (m, 2), (m,)"""
-        out = object.__new__(cls)
-        object.__setattr__(out, "edges", edges)
-        object.__setattr__(out, "weights", weights)
-        return out
+        self._hold(pairs, np.full(len(pairs), float(values)) if values.ndim == 0 else values)
 
     @property
     def n_edges(self) -> int:
@@ -205,3 +187,64 @@ class Ising(_Weighted):
     def as_tables(self, layout: Layout) -> Iterator[Tables]:
         product = np.array([[1.0, -1.0], [-1.0, 1.0]])
         yield self.edges, self.weights[:, None, None] * product, None
+
+
+class BandedIsing(Ising):
+    """Couplings J·s_i·s_j between variables at a few distances j − i, as on grids.
+
+    Edges are listed only when something asks for them.
+
+    Args:
+        distances: Ascending, positive.  # (D,)
+        padded: 4 J of i and i + distance at [d, pad + i], 0 without a coupling, where pad is the
+            largest distance.  # (D, n + 2 pad)
+    """
+
+    distances: Ints
+    padded: Floats
+
+    def __init__(self, distances: Ints, padded: Floats) -> None:
+        object.__setattr__(self, "distances", distances)
+        object.__setattr__(self, "padded", padded)
+
+    @property
+    def pad(self) -> int:
+        """Entries without a variable at each end of ``padded``."""
+        return int(self.distances[-1]) if len(self.distances) else 0
+
+    @property
+    def couplings(self) -> Floats:
+        """4 J of each variable and the one at each distance.  # (D, n)"""
+        return self.padded[:, self.pad : self.padded.shape[1] - self.pad]
+
+    @property
+    def n_edges(self) -> int:
+        return int(np.count_nonzero(self.couplings))
+
+    @cached_property
+    def _listed(self) -> tuple[Ints, NDArray[np.float64]]:
+        which, first = np.nonzero(self.couplings)
+        order = np.lexsort((which, first))
+        which, first = which[order], first[order]
+        edges = np.stack([first, first + self.distances[which]], axis=1).astype(np.int64)
+        return edges, 0.25 * self.couplings[which, first].astype(np.float64)
+
+    @property
+    def edges(self) -> Ints:
+        """The edges.  # (m, 2)"""
+        return self._listed[0]
+
+    @property
+    def weights(self) -> NDArray[np.float64]:
+        """J of each edge.  # (m,)"""
+        return self._listed[1]
+
+    def _sum_abs(self, layout: Layout, scale: float) -> NDArray[np.float64]:
+        out, values = np.zeros(layout.n_vars), self.couplings
+        for distance, row in zip(self.distances.tolist(), values, strict=True):
+            for start in range(0, layout.n_vars, CHUNK):
+                size = (0.25 * scale) * np.abs(row[start : start + CHUNK].astype(np.float64))
+                out[start : start + len(size)] += size
+                after = size[: max(0, layout.n_vars - start - distance)]
+                out[start + distance : start + distance + len(after)] += after
+        return out

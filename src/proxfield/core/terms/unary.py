@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.core.common.arrays import Arrays
+from proxfield.core.common.arrays import Arrays, Floats, Ints
 from proxfield.core.terms.base import (
-    Floats,
-    Ints,
     Layout,
     Tables,
     Term,
@@ -105,8 +103,7 @@ class Unary(Term):
                 f"unary energies must have shape (variables, labels), not {table.shape}"
             )
         which = None if variables is None else as_indices(variables, "variables", 1)
-        object.__setattr__(self, "energies", table)
-        object.__setattr__(self, "given", which)
+        self._hold(table, which)
         if which is not None and len(which) != len(table):
             raise InputError(f"{len(table)} rows of energies for {len(which)} variables")
 

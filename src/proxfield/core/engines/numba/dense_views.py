@@ -14,7 +14,7 @@ from proxfield.core.common.arrays import Floats
 from proxfield.core.compiled.simd import LANES, padded
 from proxfield.core.engines.numba import dense_pair
 from proxfield.core.engines.numba.dense import LatticeArrays
-from proxfield.core.filters.blurring import Separable
+from proxfield.core.filters.lattice import Separable
 from proxfield.core.filters.numba import lattice
 from proxfield.core.filters.numba.lattice import CACHE_BYTES, FEW_VERTICES
 from proxfield.core.terms.base import Term

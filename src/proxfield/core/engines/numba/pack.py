@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 from proxfield.core.common.arrays import Floats, Ints
 from proxfield.core.engines.numba.binary import CLAMP, BinaryPack
 from proxfield.core.engines.numba.general import GeneralPack
-from proxfield.core.lowering.bands import BandedIsing
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.lowering.merging import compressed_rows, group_positions
+from proxfield.core.terms.pairwise import BandedIsing
 
 MAX_DIAGONALS = 64
 """Distinct distances up to which a field is packed as diagonals."""

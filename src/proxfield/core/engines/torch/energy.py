@@ -13,8 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from proxfield.core.devices.cuda import torch
-from proxfield.core.devices.pytorch import sum_type
+from proxfield.core.devices.cuda import sum_type, torch
 from proxfield.core.devices.tensors import Tensor, TorchDevice, TorchDtype
 from proxfield.core.engines.terms import Maker, implementation
 from proxfield.core.filters.torch.operator import Operator, differentiable

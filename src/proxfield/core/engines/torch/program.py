@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.core.common.arrays import Array
-from proxfield.core.devices.cuda import torch
-from proxfield.core.devices.pytorch import need_torch
+from proxfield.core.devices.cuda import need_torch, torch
 from proxfield.core.devices.tensors import Tensor, TorchDevice
 from proxfield.core.engines.base import Program, Rows, State, slack
 from proxfield.core.engines.plan import (

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from proxfield.core.common.arrays import Doubles, Ints
 from proxfield.core.devices.base import find
-from proxfield.core.devices.cuda import torch
-from proxfield.core.devices.pytorch import need_torch
+from proxfield.core.devices.cuda import need_torch, torch
 from proxfield.core.devices.tensors import Tensor
 from proxfield.core.engines.base import Rows, State
 from proxfield.core.engines.plan import Update

@@ -8,6 +8,7 @@ input gives the same bits on any number of threads.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -54,6 +55,12 @@ class Chunks(NamedTuple):
     begin: Ints  # first point of each run  # (runs,) int64
     end: Ints  # the point after its last  # (runs,) int64
 
+    def members(self) -> Iterator[Ints]:
+        """The points of each chunk."""
+        for a, b in pairwise(self.run):
+            runs = zip(self.begin[a:b], self.end[a:b], strict=True)
+            yield np.concatenate([np.arange(i, j) for i, j in runs])
+
 
 class Points(NamedTuple):
     """Where points lie among the rows: the part of a lattice that iterations read."""
@@ -80,18 +87,8 @@ def chunk_size(d: int) -> int:
 def make_chunks(n: int, width: int = 0, most: int = CHUNK) -> Chunks:
     """Points divided into chunks: blocks of an image, which touch fewer vertices than strips.
 
-    Args:
-        n: Points.
-        width: Points in a row of the image they are the pixels of; 0 if they aren't.
-        most: Maximum number of points per chunk, a multiple of ``RUN``.
-
-    Example:
-        >>> chunks = make_chunks(20_000)
-        >>> chunks.run.tolist(), chunks.begin[:3].tolist(), int(chunks.end[-1])
-        ([0, 64, 128, 157], [0, 128, 256], 20000)
-        >>> blocks = make_chunks(300 * 100, width=300)
-        >>> blocks.run.tolist(), blocks.begin[:3].tolist(), blocks.end[:3].tolist()
-        ([0, 50, 100, 150, 200, 250, 300], [0, 300, 600], [112, 412, 712])
+    width: Points in a row of the image they are the pixels of; 0 if they aren't.
+    most: Maximum number of points per chunk, a multiple of ``RUN``.
     """
     if width <= RUN or n <= most or n % width:
         begin = np.arange(0, n, RUN)
@@ -226,12 +223,7 @@ def distribute(vertex: Indices, planes: Floats, weight: float, rows: Floats) -> 
 
 
 def share_tasks(costs: Ints, threads: int) -> Ints:
-    """Consecutive tasks for each thread, of about the same cost: bounds.  # (threads + 1,)
-
-    Example:
-        >>> share_tasks(np.array([9, 9, 9, 1, 1, 1]), 2).tolist()
-        [0, 2, 6]
-    """
+    """Consecutive tasks for each thread, of about the same cost: bounds.  # (threads + 1,)"""
     middle = np.cumsum(costs) - costs / 2
     shares = np.arange(1, threads) * (costs.sum() / threads)
     return np.concatenate([[0], np.searchsorted(middle, shares), [len(costs)]])

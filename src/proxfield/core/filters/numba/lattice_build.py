@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from proxfield.core.common.arrays import Doubles, Floats, Ints
 from proxfield.core.compiled.jit import embedded, inlined, kernel, parallel_kernel
-from proxfield.core.filters.numba.lattice import VERTICES, Chunks, Indices, Points, Rows
+from proxfield.core.filters.numba.lattice import VERTICES, Chunks, Indices, Rows
 
 BATCH = 64
 """Points that are put onto the lattice together."""
@@ -29,6 +29,11 @@ SLOTS = 4096
 
 Table = NDArray[np.int32]
 """A hash table: the number of the key in each slot, or `FREE`."""
+
+
+def empty_table() -> Table:
+    """A hash table without keys."""
+    return np.full(SLOTS, FREE, dtype=np.int32)
 
 
 @inlined
@@ -46,9 +51,7 @@ def locate(
         factor: Scales of the features.  # (d,)
         code: What a coordinate counts in a key; the last one counts nothing.  # (d + 1,)
         scale: Multiplies the weights.
-        elevated: Scratch.  # (d + 2, BATCH) float64
-        rest: Scratch.  # (d + 1, BATCH) float32
-        rank: Scratch.  # (d + 2, BATCH) int32
+        elevated, rest, rank: As in `Scratch`.
         key: Keys of the d + 1 corners, out.  # (d + 1, BATCH)
         weight: Their barycentric weights, out.  # (d + 2, BATCH) float32
     """
@@ -218,51 +221,6 @@ def place(
 
 
 @kernel
-def regroup(
-    vertex: Indices, points: Points, chunks: Chunks, total: int, row: Rows
-) -> tuple[Indices, Ints]:
-    """Number the rows of a lattice anew, for other chunks.
-
-    Args:
-        vertex: Of each row.
-        points: As they are.
-        chunks: As they shall be.
-        total: Vertices.
-        row: As `Points.row`, out.
-
-    Returns:
-        Vertex of each new row, and the first row of each chunk.
-    """
-    corners = row.shape[1]
-    whose = np.empty(row.shape, dtype=np.uint32)
-    run, begin, end = points.chunks
-    for c in range(len(run) - 1):
-        for r in range(run[c], run[c + 1]):
-            for i in range(begin[r], end[r]):
-                for k in range(corners):
-                    whose[i, k] = vertex[points.chunk[c] + points.row[i, k]]
-    run, begin, end = chunks
-    seen = np.full(total, -1, dtype=np.int64)  # in which chunk …
-    number = np.zeros(total, dtype=np.int32)  # … with which number
-    out = np.empty(row.size, dtype=np.uint32)
-    chunk = np.zeros(len(run), dtype=np.int64)
-    for c in range(len(run) - 1):
-        count = 0
-        for r in range(run[c], run[c + 1]):
-            for i in range(begin[r], end[r]):
-                for k in range(corners):
-                    v = whose[i, k]
-                    if seen[v] != c:
-                        seen[v] = c
-                        number[v] = count
-                        out[chunk[c] + count] = v
-                        count += 1
-                    row[i, k] = number[v]
-        chunk[c + 1] = chunk[c] + count
-    return out[: chunk[-1]].copy(), chunk
-
-
-@kernel
 def merge(
     table: Table, keys: Ints, count: int, more: Ints, vertex: Indices
 ) -> tuple[Table, Ints, int]:
@@ -299,17 +257,107 @@ def find_neighbors(table: Table, keys: Ints, stride: Ints, near: NDArray[np.int3
                     near[other, axis, 0] = i
 
 
+# ---- vertices between touched ones, which no point touches ----
+
+
+def renumber(beside: Indices) -> Indices:
+    """Number vertices breadth first: neighbors then lie near each other in memory.
+
+    Blurs over more vertices than fit into caches take about half the time. Returns the new numbers,
+    and one that stands for none.
+
+    beside: Neighbors, larger than any vertex for none; in new numbers afterwards, where the number
+        of vertices stands for none.  # (axes, vertices, 2)
+    """
+    number: Indices
+    order, number = breadth_first(beside)
+    before = np.empty_like(beside[0])
+    for plane in beside:  # one after another, to need little memory
+        np.minimum(plane, len(order), out=before)
+        np.take(number, before[order], out=plane)
+    return number
+
+
 @kernel
-def rows_by_vertex(vertex: Indices, total: int) -> tuple[Ints, Indices]:
-    """Rows in the order of their vertices: (first of each vertex, rows); a counting sort."""
-    start = np.zeros(total + 1, dtype=np.int64)
-    for v in vertex:
-        start[v + 1] += 1
-    for v in range(total):
-        start[v + 1] += start[v]
-    member = np.empty(len(vertex), dtype=np.uint32)
-    free = start[:-1].copy()
-    for r in range(len(vertex)):
-        member[free[vertex[r]]] = r
-        free[vertex[r]] += 1
-    return start, member
+def find_missed(
+    keys: Ints, stride: Ints, near: NDArray[np.int32], missed: Ints, times: NDArray[np.int32]
+) -> int:
+    """Vertices that touched ones (with these keys) miss; returns how many.
+
+    Mass that is blurred into a vertex that isn't there is lost, so the ones that are missed often
+    are added.
+
+    Args:
+        near: Their neighbors, −1 for none; −2 − k becomes the k-th missed one.
+            # (touched, axes, 2)
+        missed: Keys of the missed ones, out.
+        times: How often each is missed, out; 0 before.
+    """
+    n, axes, _ = near.shape
+    table = np.full(SLOTS, FREE, dtype=np.int32)
+    count: int = np.int64(0)  # as in `place_chunk`
+    for v in range(n):
+        table = with_room(table, missed, count, 2 * axes)
+        for axis in range(axes):
+            for side in range(2):
+                if near[v, axis, side] < 0:
+                    key = keys[v] + (2 * side - 1) * stride[axis]
+                    slot = find(key, table, missed)
+                    other = table[slot]
+                    if other == FREE:
+                        other = count
+                        table[slot] = count
+                        missed[count] = key
+                        count += 1
+                    times[other] += 1
+                    near[v, axis, side] = -2 - other
+    return count
+
+
+@parallel_kernel
+def link_touched(
+    near: NDArray[np.int32], added: NDArray[np.int32], beside: NDArray[np.int32]
+) -> None:
+    """Neighbors of touched vertices, and what these are to added ones.
+
+    Args:
+        near: As from `find_missed`.
+        added: Number of each vertex that is missed, or −1 if it isn't added.
+        beside: Neighbors of all vertices, out; −1 before, and then for none.  # (axes, vertices, 2)
+    """
+    n, axes, _ = near.shape
+    for task in numba.prange((n + VERTICES - 1) // VERTICES):
+        for v in range(task * VERTICES, min(n, (task + 1) * VERTICES)):
+            for axis in range(axes):
+                for side in range(2):
+                    other = near[v, axis, side]
+                    if other < 0:
+                        other = added[-2 - other]
+                        if other >= 0:
+                            beside[axis, other, 1 - side] = v
+                    beside[axis, v, side] = other
+
+
+@kernel
+def breadth_first(beside: Indices) -> tuple[Indices, Indices]:
+    """Vertices in breadth-first order, and the number of each in it (and one that is none)."""
+    axes, n, _ = beside.shape
+    order, number = np.empty(n, dtype=np.uint32), np.full(n + 1, n + 1, dtype=np.uint32)
+    number[n] = n  # as if it were numbered already: one question less for each neighbor
+    first, last = 0, 0
+    for k in range(n):
+        if k == last:  # nothing is left that can be reached: the next one
+            while number[first] < n:
+                first += 1
+            number[first] = last
+            order[last] = first
+            last += 1
+        v = order[k]
+        for axis in range(axes):
+            for side in range(2):
+                other = min(np.int64(beside[axis, v, side]), n)
+                if number[other] > n:
+                    number[other] = last
+                    order[last] = other
+                    last += 1
+    return order, number

@@ -23,45 +23,19 @@ def vertex_lists(near: NDArray[np.int32]) -> tuple[Ints, Indices]:
 
     near: Neighbors back and forth along each axis, −1 for none.  # (vertices, axes, 2)
     """
-    first = np.zeros(len(near) + 1, dtype=np.int64)
-    fill_vertex_lists(near, first, np.empty(0, dtype=np.uint32))
-    np.cumsum(first, out=first)
-    out = np.empty(first[-1], dtype=np.uint32)
-    fill_vertex_lists(near, first, out)
-    return first, out
-
-
-@parallel_kernel
-def fill_vertex_lists(near: NDArray[np.int32], first: Ints, out: Indices) -> None:
-    """`vertex_lists`: the lengths into ``first`` if there is no room for members, else these."""
     n, axes, _ = near.shape
-    for task in numba.prange((n + VERTICES - 1) // VERTICES):
-        for v in range(task * VERTICES, min(n, (task + 1) * VERTICES)):
-            at = 2 if len(out) == 0 else first[v] + 2
-            if len(out) > 0:
-                out[at - 2] = v
-                out[at - 1] = v
-            for axis in range(axes):
-                for side in range(2):
-                    other = near[v, axis, side]
-                    if other >= 0:
-                        if len(out) > 0:
-                            out[at] = other
-                        at += 1
-            if len(out) == 0:
-                first[v + 1] = at
+    listed = np.empty((n, 2 + 2 * axes), dtype=np.int32)
+    listed[:, :2] = np.arange(n)[:, None]
+    listed[:, 2:] = near.reshape(n, 2 * axes)
+    at = np.flatnonzero(listed.ravel() >= 0)
+    first = np.searchsorted(at, np.arange(n + 1) * (2 + 2 * axes))
+    return first, listed.ravel()[at].view(np.uint32)
 
 
 def join_lists(
     start: Ints, member: Indices, inner_start: Ints, inner: Indices
 ) -> tuple[Ints, Indices]:
     """Lists of lists: for each member of a list, all members of its own list.
-
-    Args:
-        start: First of each list, and the end of the last.
-        member: Members of all lists.
-        inner_start: First of each list that a member stands for, and the end of the last.
-        inner: Their members.
 
     Example:
         >>> start, member = join_lists(
@@ -71,31 +45,10 @@ def join_lists(
         >>> start.tolist(), member.tolist()
         ([0, 3, 5], [8, 9, 7, 8, 9])
     """
-    first = np.zeros(len(start), dtype=np.int64)
-    fill_lists(start, member, inner_start, inner, first, member[:0])
-    np.cumsum(first, out=first)
-    out = np.empty(first[-1], dtype=np.uint32)
-    fill_lists(start, member, inner_start, inner, first, out)
-    return first, out
-
-
-@parallel_kernel
-def fill_lists(
-    start: Ints, member: Indices, inner_start: Ints, inner: Indices, first: Ints, out: Indices
-) -> None:
-    """`join_lists`: the lengths into ``first`` if there is no room for members, else these."""
-    n = len(start) - 1
-    for task in numba.prange((n + VERTICES - 1) // VERTICES):
-        for v in range(task * VERTICES, min(n, (task + 1) * VERTICES)):
-            at = 0 if len(out) == 0 else first[v]
-            for k in range(start[v], start[v + 1]):
-                a, b = inner_start[member[k]], inner_start[member[k] + 1]
-                if len(out) > 0:
-                    for r in range(a, b):
-                        out[at + r - a] = inner[r]
-                at += b - a
-            if len(out) == 0:
-                first[v + 1] = at
+    begin, count = inner_start[member], np.diff(inner_start)[member]
+    ends = np.cumsum(count)
+    at = np.arange(count.sum()) + np.repeat(begin - ends + count, count)
+    return np.append(0, ends)[start], inner[at]
 
 
 @parallel_kernel

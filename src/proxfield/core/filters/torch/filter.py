@@ -8,13 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from proxfield.core.devices.cuda import torch
-from proxfield.core.devices.pytorch import need_torch
+from proxfield.core.devices.cuda import need_torch, torch
 from proxfield.core.devices.tensors import AutogradContext, Tensor, TorchDtype
 from proxfield.core.filters.gaussian import check_shapes, read_sigma
 from proxfield.core.filters.plan import SMALLEST_MASS, choose
-from proxfield.core.filters.torch.checks import require_device, require_tensor
-from proxfield.core.filters.torch.ops import Op, nothing_saved, plain_precision, refuse
+from proxfield.core.filters.torch.ops import (
+    Op,
+    nothing_saved,
+    plain_precision,
+    refuse,
+    require_device,
+    require_tensor,
+)
 from proxfield.core.filters.torch.plans import PLANS
 from proxfield.errors import InputError
 
@@ -93,23 +98,12 @@ def gaussian_filter(
         f = [torch.cat([x.expand(most, -1, -1) for x in f], dim=1)]
         v = torch.cat([v, v.new_zeros((count, f[0].shape[1] - n, v.shape[-1]))], dim=1)
     # contiguous: products of matrices are summed in an order that depends on strides
-    out = apply_filter(f[0].contiguous(), v.contiguous(), filter)
+    out = FILTER(f[0].contiguous(), v.contiguous(), filter)
     if at is not None:
         out = out[:, n:]
     if normalize:
         out = out[..., :-1] / (out[..., -1:] + SMALLEST_MASS)
     return out.reshape(count, *shape) if batch else out.reshape(shape)
-
-
-def apply_filter(features: Tensor, values: Tensor, filter: str = "exact") -> Tensor:
-    """K @ values over points in units of standard deviations, as autograd records it.
-
-    Args:
-        features: # (B, n, d), or (1, n, d) if all images share them
-        values: In the type of the features.  # (B, n, c)
-        filter: "exact", "lattice" or "auto".
-    """
-    return FILTER(features, values, filter)
 
 
 def _sigma(sigma: float | Sequence[float] | Tensor, count: int, like: Tensor) -> float | Tensor:
@@ -134,10 +128,6 @@ def _filter(features: Tensor, values: Tensor, filter: str) -> Tensor:
         if values.numel() == 0:
             return torch.zeros_like(values)
         return PLANS.get(features, filter).apply(values)
-
-
-def _filter_shape(features: Tensor, values: Tensor, filter: str) -> Tensor:
-    return values.new_empty(values.shape)
 
 
 def _filter_context(
@@ -185,23 +175,11 @@ def _pull(features: Tensor, a: Tensor, b: Tensor, filter: str) -> Tensor:
         return PLANS.get(features, filter).pull(a, b)[0]
 
 
-def _pull_shape(features: Tensor, a: Tensor, b: Tensor, filter: str) -> Tensor:
-    return features.new_empty(features.shape)
-
-
 def _diagonal(features: Tensor, filter: str) -> Tensor:
     """K_ii; a constant to autograd, as a Gaussian's is.  # (B, n, d) -> (B, n)"""
     if features.numel() == 0:
         return features.new_ones(features.shape[:2])
     return PLANS.get(features, filter).diagonal().to(features.dtype, copy=True)
-
-
-def _diagonal_shape(features: Tensor, filter: str) -> Tensor:
-    return features.new_empty(features.shape[:2])
-
-
-def _no_gradient(ctx: AutogradContext, grad: Tensor) -> tuple[None, None]:
-    return None, None
 
 
 def _no_change(ctx: AutogradContext, *tangents: Tensor | None) -> Tensor:
@@ -215,15 +193,15 @@ def _constant(ctx: AutogradContext, inputs: tuple[object, ...], output: Tensor) 
 
 FILTER = Op(
     "gaussian_filter", "(Tensor features, Tensor values, str filter) -> Tensor",
-    _filter, _filter_shape, _filter_context, _filter_backward,
-    images=((1,), (0,), (True,)), jvp=_filter_jvp,
+    _filter, lambda features, values, filter: values.new_empty(values.shape),
+    _filter_context, _filter_backward, images=((1,), (0,), (True,)), jvp=_filter_jvp,
 )  # fmt: skip
 PULL = Op(
     "gaussian_filter_pull", "(Tensor features, Tensor a, Tensor b, str filter) -> Tensor",
-    _pull, _pull_shape, nothing_saved, refuse,
+    _pull, lambda features, a, b, filter: features.new_empty(features.shape), nothing_saved, refuse,
 )  # fmt: skip
 DIAGONAL = Op(
     "gaussian_diagonal", "(Tensor features, str filter) -> Tensor",
-    _diagonal, _diagonal_shape, _constant, _no_gradient,
-    images=((0,), (), (True,)), jvp=_no_change,
+    _diagonal, lambda features, filter: features.new_empty(features.shape[:2]),
+    _constant, lambda ctx, grad: (None, None), images=((0,), (), (True,)), jvp=_no_change,
 )  # fmt: skip

@@ -8,7 +8,7 @@ from proxfield.core.devices.cuda import torch
 from proxfield.core.devices.tensors import Tensor
 from proxfield.core.filters.operator import Operator as Operator
 from proxfield.core.filters.plan import SMALLEST_MASS, Plan
-from proxfield.core.filters.torch.filter import DIAGONAL, apply_filter
+from proxfield.core.filters.torch.filter import DIAGONAL, FILTER
 from proxfield.core.filters.torch.ops import exporting_onnx, refuse_onnx
 from proxfield.core.filters.torch.plans import PLANS
 
@@ -17,14 +17,7 @@ CHANNELS = 64
 
 
 class PlannedOperator(Operator):
-    """The operator outside autograd, with its derivative written down.
-
-    Args:
-        features: # (Bf, n, d)
-        normalization: As for `Operator`.
-        self_message: As for `Operator`.
-        filter: "exact", "lattice" or "auto".
-    """
+    """The operator outside autograd, with its derivative written down.  # features: (Bf, n, d)"""
 
     plan: Plan
 
@@ -35,12 +28,7 @@ class PlannedOperator(Operator):
         super().__init__(PLANS.get(features, filter), normalization, self_message)
 
     def pull(self, v: Tensor, b: Tensor) -> Tensor:
-        """The gradient of Σ_ij a_ij v_i·b_j with respect to the features, masses included.
-
-        Args:
-            v: # (B, n, c)
-            b: # (B, n, c)
-        """
+        """`FeatureGradient` of one pair.  # (B, n, c), (B, n, c) -> (Bf, n, d)"""
         out = FeatureGradient(self)
         out.add(v, b)
         return out.total()
@@ -52,9 +40,6 @@ class FeatureGradient:
     Channels of several pairs go through the kernel together, so that its weights are computed
     once for all of them. A scale that depends on the masses n contributes ∂/∂n_i · Σ_j k_ij · 1,
     which is such a sum itself, with the values (∂/∂n, 1): once, at the end.
-
-    Args:
-        operator: A.
     """
 
     def __init__(self, operator: PlannedOperator) -> None:
@@ -118,12 +103,7 @@ class FeatureGradient:
 
 
 class RecordedPlan:
-    """K in operations that autograd records; no `Plan` by class, which compilers can't follow.
-
-    Args:
-        features: # (Bf, n, d)
-        filter: "exact", "lattice" or "auto".
-    """
+    """K in operations that autograd records; no `Plan` by class, which compilers can't follow."""
 
     single = False
 
@@ -132,7 +112,7 @@ class RecordedPlan:
 
     def apply(self, values: Tensor) -> Tensor:
         """K @ values.  # (B, n, c)"""
-        return apply_filter(self.features, values, self.filter)
+        return FILTER(self.features, values, self.filter)
 
     def ones(self) -> Tensor:
         """# (Bf, n, 1)"""
@@ -150,12 +130,7 @@ class RecordedPlan:
 
 
 class MatrixPlan(RecordedPlan):
-    """K as one matrix in torch's own operations, for graphs that can't hold others.
-
-    Args:
-        features: # (Bf, n, d)
-        filter: "exact" or "auto", which is the exact one here.
-    """
+    """K as one matrix in torch's own operations, for graphs that can't hold others."""
 
     def __init__(self, features: Tensor, filter: str = "exact") -> None:
         if filter == "lattice":

@@ -8,17 +8,16 @@ autograd differentiates it, but ``torch.func`` (``grad``, ``vmap``, ``jacrev``, 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from proxfield.core.devices.cuda import torch
 from proxfield.core.devices.tensors import AutogradContext, AutogradFunction, Tensor
-from proxfield.errors import InputWarning, UnsupportedError
+from proxfield.errors import InputError, InputTypeError, InputWarning, UnsupportedError
 
 Function = Callable[..., Any]
-Arguments = Sequence[Any]
-"""Tensors, lists of tensors, and constants."""
 
 
 def plain_precision(tensor: Tensor) -> AbstractContextManager[object]:
@@ -60,6 +59,27 @@ def has_batch(value: Tensor) -> bool:
     return False
 
 
+def require_tensor(value: object, name: str) -> None:
+    """Raise, with the remedy, unless it is a tensor."""
+    if isinstance(value, torch.Tensor):
+        return
+    kind = type(value).__name__
+    home = type(value).__module__.partition(".")[0]
+    remedy = f"torch.from_numpy({name})" if kind == "ndarray" else f"torch.as_tensor({name})"
+    known = kind in ("list", "tuple", "float", "int") or home in ("numpy", "PIL", "jax", "jaxlib")
+    hint = f"; pass {remedy}" if known else ""
+    raise InputTypeError(f"{name} is of type {kind}, expected a torch.Tensor{hint}")
+
+
+def require_device(value: Tensor, name: str, other: Tensor, other_name: str) -> None:
+    """Raise, with the remedy, unless both are on one device."""
+    if value.device != other.device:
+        raise InputError(
+            f"{name} on {value.device}, {other_name} on {other.device}, expected one device: "
+            f"{name}.to({str(other.device)!r})"
+        )
+
+
 def refuse(ctx: AutogradContext, *grads: Tensor) -> NoReturn:
     """The derivative of what has none here."""
     raise RuntimeError(
@@ -77,8 +97,7 @@ class Op:
 
     Args:
         name: Its name in ``torch.ops.proxfield``.
-        schema: Types of arguments and results; tensors, at most one list of tensors among the
-            results, and constants.
+        schema: Types of arguments and results: tensors, lists of tensors, and constants.
         kernel: What it computes.
         shape: Empty results of the right shape, for tracing.
         context: Keeps what the derivatives need, as ``setup_context`` of an autograd function.
@@ -113,69 +132,72 @@ class Op:
         op.register_fake(shape)
         op.register_autograd(backward, setup_context=context)
         self.registered = getattr(torch.ops.proxfield, name)
-        results = schema.rpartition("->")[2].strip(" ()").split(",")
-        self.lists = ["[]" in result for result in results]
-        """Which of the results are lists."""
         self.function = _function(self)
 
     def __call__(self, *args: Any) -> Any:
-        """The results: a tensor, or a tuple of tensors and a list of them."""
+        """The results: a tensor, or a tuple of tensors and lists of them."""
         if torch.compiler.is_compiling():
             return self.registered(*args)
-        lengths, flat = _flatten(args)
-        found = self.function.apply(lengths, *flat)
-        return self.results(found if isinstance(found, tuple) else (found,))
+        flat, layout = flatten(args)
+        call = SimpleNamespace(args=layout)  # how arguments are nested, and soon results
+        found = self.function.apply(call, *flat)
+        return unflatten(found, call.results)
 
-    def flat(self, results: Any) -> tuple[Tensor, ...]:
-        """All tensors of the results."""
-        return tuple(_flatten(results if isinstance(results, tuple) else (results,))[1])
+    def vmapped(self, size: int, args: list[Any], dims: list[Any]) -> tuple[Any, list[int | None]]:
+        """Results for a batch of arguments, and for each tensor where it has a batch, if it has."""
+        own, shared, per_image = self.images or ((), (), ())
+        batched = [k for k, d in enumerate(dims) if any(x is not None for x in flatten(d)[0])]
+        if self.images is None or not {*batched} <= {*own, *shared}:
+            args = self.repeated(args) if self.repeated else args
+            (flat, layout), where = flatten(args), flatten(dims)[0]
+            found = [
+                self(*unflatten(map(_select, flat, where, [k] * len(flat)), layout))
+                for k in range(size)
+            ]
+            if not found:
+                raise UnsupportedError(f"vmap over an empty batch in proxfield's {self.name}")
+            rows = [flatten(one)[0] for one in found]
+            stacked = [torch.stack(some) for some in zip(*rows, strict=True)]
+            return unflatten(stacked, flatten(found[0])[1]), [0] * len(stacked)
+        given = {k: (flatten(args[k]), flatten(dims[k])[0]) for k in (*own, *shared)}
+        counts = [
+            x.shape[int(d == 0)]
+            for (some, _), where in given.values()
+            for x, d in zip(some, where, strict=True)
+        ]
+        args = list(args)
+        for k, ((some, layout), where) in given.items():
+            merged = [
+                _merge(x, d, size, max(counts), k in shared)
+                for x, d in zip(some, where, strict=True)
+            ]
+            args[k] = unflatten(merged, layout)
+        out = self(*args)
+        flat, splits = [], []
+        for result, split in zip(out if isinstance(out, tuple) else [out], per_image, strict=True):
+            some = flatten(result)[0]
+            flat += some
+            splits += [0 if split and y.shape[0] else None for y in some]
+        flat = [
+            y if at is None else y.reshape(size, -1, *y.shape[1:])
+            for y, at in zip(flat, splits, strict=True)
+        ]
+        return unflatten(flat, flatten(out)[1]), splits
 
-    def results(self, flat: tuple[Any, ...]) -> Any:
-        """The results from all their tensors: only one of them may be a list."""
-        if len(self.lists) == 1:
-            return flat[0]
-        extra = len(flat) - len(self.lists)
-        out: list[Any] = []
-        at = 0
-        for several in self.lists:
-            count = extra + 1 if several else 1
-            out.append(list(flat[at : at + count]) if several else flat[at])
-            at += count
-        return tuple(out)
 
-    def vmapped(self, size: int, args: list[Any], dims: list[Any]) -> tuple[Any, Any]:
-        """Results for a batch of arguments, and which of them have a batch, in front."""
-        if self.images is not None:
-            own, shared, per_image = self.images
-            if all(k in own or k in shared for k, d in enumerate(dims) if not _no_batch(d)):
-                return self._more_images(size, args, dims, (own, shared), per_image)
-        args = self.repeated(args) if self.repeated else args
-        found = [self.flat(self(*_select(args, dims, k))) for k in range(size)]
-        if not found:
-            raise UnsupportedError(f"vmap over an empty batch in proxfield's {self.name}")
-        flat = tuple(torch.stack(some) for some in zip(*found, strict=True))
-        return flat, (0,) * len(flat)
+def flatten(nested: Any) -> tuple[list[Any], Any]:
+    """What is in a tuple, in its lists too; and how it is nested."""
+    found: tuple[list[Any], Any] = torch.utils._pytree.tree_flatten(nested)
+    return found
 
-    def _more_images(
-        self, size: int, args: list[Any], dims: list[Any],
-        wanted: tuple[tuple[int, ...], tuple[int, ...]], per_image: tuple[bool, ...],
-    ) -> tuple[Any, Any]:  # fmt: skip
-        own, shared = wanted
-        pairs = {k: _pairs(args[k], dims[k]) for k in (*own, *shared)}
-        counts = [x.shape[int(d == 0)] for some in pairs.values() for x, d in some]
-        given = list(args)
-        for k, some in pairs.items():
-            merged = [_merge(x, d, size, max(counts), k in shared) for x, d in some]
-            given[k] = merged if isinstance(args[k], (list, tuple)) else merged[0]
-        out = self(*given)
-        outs = list(out) if isinstance(out, tuple) else [out]
-        flat: list[Tensor] = []
-        batched: list[int | None] = []
-        for x, several, split in zip(outs, self.lists, per_image, strict=True):
-            for y in x if several else [x]:
-                flat.append(y.reshape(size, -1, *y.shape[1:]) if split and y.shape[0] else y)
-                batched.append(0 if split and y.shape[0] else None)
-        return tuple(flat), tuple(batched)
+
+def unflatten(flat: Iterable[Any], layout: Any) -> Any:
+    """The inverse of `flatten`."""
+    return torch.utils._pytree.tree_unflatten(list(flat), layout)
+
+
+def _select(x: Any, dim: int | None, k: int) -> Any:
+    return x if dim is None else x.select(dim, k)
 
 
 def _merge(x: Tensor, dim: int | None, size: int, count: int, shared: bool) -> Tensor:
@@ -187,46 +209,6 @@ def _merge(x: Tensor, dim: int | None, size: int, count: int, shared: bool) -> T
     else:
         x = x.movedim(dim, 0)  # (size, count or 1, …)
     return x.expand(size, count, *x.shape[2:]).reshape(size * count, *x.shape[2:])
-
-
-def _pairs(arg: Any, dims: Any) -> list[tuple[Tensor, int | None]]:
-    if isinstance(arg, (list, tuple)):
-        return list(zip(arg, dims, strict=True))
-    return [(arg, dims)]
-
-
-def _no_batch(dims: Any) -> bool:
-    return all(d is None for d in dims) if isinstance(dims, list) else dims is None
-
-
-def _select(args: list[Any], dims: list[Any], k: int) -> list[Any]:
-    """The arguments of one call of a batch."""
-    out = []
-    for arg, dim in zip(args, dims, strict=True):
-        if _no_batch(dim):
-            out.append(arg)
-            continue
-        some = [x if d is None else x.select(d, k) for x, d in _pairs(arg, dim)]
-        out.append(some if isinstance(arg, (list, tuple)) else some[0])
-    return out
-
-
-# ---- arguments of autograd functions: those in lists one by one ----
-
-
-def _flatten(args: Arguments) -> tuple[list[int | None], list[Any]]:
-    """Lengths of the arguments that are lists, None for others; and all that they hold."""
-    lengths = [len(arg) if isinstance(arg, (list, tuple)) else None for arg in args]
-    flat: list[Any] = []
-    for arg in args:
-        flat += arg if isinstance(arg, (list, tuple)) else [arg]
-    return lengths, flat
-
-
-def _unflatten(lengths: list[int | None], flat: Sequence[Any]) -> list[Any]:
-    """The inverse of `_flatten`."""
-    left = iter(flat)
-    return [next(left) if n is None else [next(left) for _ in range(n)] for n in lengths]
 
 
 class _View:
@@ -244,34 +226,37 @@ def _function(op: Op) -> AutogradFunction:
         """`op` for autograd and for ``torch.func``."""
 
         @staticmethod
-        def forward(lengths: list[int | None], *flat: Any) -> tuple[Tensor, ...]:
-            return op.flat(op.registered(*_unflatten(lengths, flat)))
+        def forward(call: SimpleNamespace, *flat: Any) -> tuple[Tensor, ...]:
+            found, call.results = flatten(op.registered(*unflatten(flat, call.args)))
+            return tuple(found)
 
         @staticmethod
         def setup_context(
             ctx: AutogradContext, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
         ) -> None:
-            ctx.lengths = inputs[0]
-            op.context(ctx, tuple(_unflatten(ctx.lengths, inputs[1:])), op.results(output))
+            ctx.call, *flat = inputs
+            op.context(ctx, unflatten(flat, ctx.call.args), unflatten(output, ctx.call.results))
 
         @staticmethod
         def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Any, ...]:
-            needs = tuple(_unflatten(ctx.lengths, ctx.needs_input_grad[1:]))
-            given = op.results(grads)
+            needs = unflatten(ctx.needs_input_grad[1:], ctx.call.args)
+            given = unflatten(grads, ctx.call.results)
             found = op.backward(
                 _View(ctx, needs), *(given if isinstance(given, tuple) else (given,))
             )
             out: list[Any] = [None]
-            for n, grad in zip(ctx.lengths, found, strict=True):
-                out += [grad] if n is None else [None] * n if grad is None else grad
+            for need, grad in zip(needs, found, strict=True):
+                out += [None] * len(flatten(need)[0]) if grad is None else flatten(grad)[0]
             return tuple(out)
 
         @staticmethod
         def vmap(
-            info: Any, in_dims: tuple[Any, ...], lengths: list[int | None], *flat: Any
+            info: Any, in_dims: tuple[Any, ...], call: SimpleNamespace, *flat: Any
         ) -> tuple[Any, Any]:
-            args, dims = _unflatten(lengths, flat), _unflatten(lengths, in_dims[1:])
-            return op.vmapped(info.batch_size, args, dims)
+            args, dims = (list(unflatten(x, call.args)) for x in (flat, in_dims[1:]))
+            out, where = op.vmapped(info.batch_size, args, dims)
+            found, call.results = flatten(out)
+            return tuple(found), tuple(where)
 
         @staticmethod
         def jvp(ctx: AutogradContext, _: None, *tangents: Tensor | None) -> Any:
@@ -282,8 +267,7 @@ def _function(op: Op) -> AutogradFunction:
                     f"no derivatives forward (jvp) through proxfield's {op.name}; use "
                     "reverse mode: torch.func.grad, vjp or jacrev"
                 )
-            found = op.jvp(ctx, *_unflatten(ctx.lengths, tangents))
-            return tuple(_flatten(found if isinstance(found, tuple) else (found,))[1])
+            return tuple(flatten(op.jvp(ctx, *unflatten(tangents, ctx.call.args)))[0])
 
     Transformable.__name__ = Transformable.__qualname__ = f"proxfield_{op.name}"
     return Transformable

@@ -6,12 +6,17 @@ alive, so that all iterations of a forward pass, and the backward pass, share on
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+
+import numpy as np
 
 from proxfield.core.devices.cuda import torch, triton
 from proxfield.core.devices.tensors import Tensor, TorchDtype
 from proxfield.core.filters.geometry import Blur
-from proxfield.core.filters.plan import Plan, choose
+from proxfield.core.filters.plan import SMALLEST_MASS, HostPlan, Plan, choose, make_filter
+from proxfield.core.filters.triton.lattice import LatticePlan
 
 MAX_STORED_WEIGHTS = 1 << 25
 """Weights up to which a plain plan keeps them all (128 MB in float32)."""
@@ -133,14 +138,7 @@ def reference_filter(
 ) -> Tensor:
     """Some rows of K @ values in float64, a block at a time: to measure other plans by.
 
-    Args:
-        features: A tensor, in units of standard deviations.  # (n, d)
-        values: # (n, c)
-        rows: Numbers of the rows wanted; all by default.  # (m,)
-        block: Rows at a time.
-
-    Returns:
-        The sums.  # (m, c) float64
+    rows: Numbers of the rows wanted; all by default.  # (m,) -> (m, c)
     """
     plan = PlainPlan(features, torch.float64, stored=0)
     wanted = torch.arange(plan.n, device=features.device) if rows is None else rows
@@ -149,12 +147,7 @@ def reference_filter(
 
 
 class PerImage(Plan):
-    """A plan for each image.
-
-    Args:
-        features: Features of each image.  # (Bf, n, d)
-        plans: The plans.
-    """
+    """A plan for each image, from their features.  # (Bf, n, d)"""
 
     def __init__(self, features: Tensor, plans: Sequence[Plan]) -> None:
         self.images, self.n, _ = features.shape
@@ -185,9 +178,7 @@ class PerImage(Plan):
 class TritonPlan(PerImage):
     """One `ExactPlan` for each image: errors of about 1e-4, at the speed of the GPU.
 
-    Args:
-        features: On a CUDA device.  # (Bf, n, d)
-        tolerance: Pairs with a smaller weight may be left out.
+    Pairs with a weight below ``tolerance`` may be left out.  # features: (Bf, n, d)
     """
 
     name = "exact"
@@ -201,6 +192,127 @@ class TritonPlan(PerImage):
 
     def diagonal(self) -> Tensor:
         return self.ones()[..., 0]
+
+
+@contextmanager
+def torch_threads() -> Iterator[None]:
+    """Run compiled kernels on as many threads as torch uses."""
+    from proxfield.core.compiled.jit import thread_count
+
+    with thread_count(torch.get_num_threads()):
+        yield
+
+
+class HostLattice(Plan):
+    """The CPU's compiled lattice for tensors there, whose memory it reads without a copy.
+
+    As many threads work on it as torch uses (``torch.set_num_threads``).
+
+    Args:
+        features: On the CPU.  # (n, d)
+    """
+
+    name = "lattice"
+
+    def __init__(self, features: Tensor) -> None:
+        self.features = features - features.mean(dim=0)
+        """Centered, for the precision of `pull`.  # (n, d)"""
+        with torch_threads():
+            self.plan: HostPlan = make_filter("lattice", features.numpy())
+
+    @property
+    def nbytes(self) -> int:
+        return self.plan.nbytes + int(self.features.numel() * self.features.element_size())
+
+    def ones(self) -> Tensor:
+        return torch.ones((self.plan.n, 1), dtype=torch.float64)
+
+    def diagonal(self) -> Tensor:
+        return torch.from_numpy(self.plan.diagonal())
+
+    def apply(self, values: Tensor) -> Tensor:
+        with torch_threads():
+            return torch.from_numpy(self.plan.apply(values.detach().contiguous().numpy()))
+
+    def pull(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """As `pull_by_moments`, in compiled loops that reuse their memory."""
+        from proxfield.core.compiled.jit import threads_for
+        from proxfield.core.filters.exact import add_dots
+
+        f = self.features.to(a.dtype).T.contiguous().numpy()  # (d, n)
+        x, y = (np.ascontiguousarray(v.detach().numpy()) for v in (a, b))
+        scaled = np.empty_like(x)
+        sums = np.zeros((len(f) + 1, len(x)))
+        with torch_threads(), threads_for(x.size * (len(f) + 1)):
+            for mine, others in ((x, y), (y, x)):
+                add_dots(mine, self.plan.apply(others), sums[0])
+                for own, out in zip(f, sums[1:], strict=True):
+                    np.multiply(others, own[:, None], out=scaled)
+                    add_dots(mine, self.plan.apply(scaled), out)
+        found = sums[1:] - f * sums[0]
+        return (
+            torch.from_numpy(found.T.astype(x.dtype)),
+            torch.from_numpy(sums[0, :, None].astype(x.dtype)),
+        )
+
+
+class Lattices(PerImage):
+    """One lattice for each image: compiled for the CPU, in Triton on CUDA, else plain torch.
+
+    The values' gradient is exact, since K is symmetric. The features' is that of the Gaussian
+    which the lattice approximates, with its sums over pairs computed by the lattice: the
+    lattice itself is continuous, but piecewise linear in the features between its vertices.
+
+    Args:
+        features: # (Bf, n, d)
+    """
+
+    name = "lattice"
+
+    def __init__(self, features: Tensor) -> None:
+        # a copy, so that what happens to the tensor doesn't matter
+        points = features.detach().clone(memory_format=torch.contiguous_format)
+        on_host = points.device.type == "cpu"
+        super().__init__(points, [(HostLattice if on_host else DeviceLattice)(f) for f in points])
+
+    def mass(self) -> Tensor:
+        # summed in the plans' type, float64, and then in that of the features
+        found = torch.stack([p.apply(p.ones()) for p in self.plans])
+        return (found + SMALLEST_MASS).to(**self.kind)
+
+    def diagonal(self) -> Tensor:
+        return self._diagonal
+
+    @cached_property
+    def _diagonal(self) -> Tensor:
+        return torch.stack([p.diagonal() for p in self.plans]).to(**self.kind)
+
+
+class DeviceLattice(LatticePlan):
+    """The lattice on any other device, with the same gradient.  # features: (n, d)"""
+
+    def pull(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        return pull_by_moments(self.apply, self.features - self.features.mean(dim=0), a, b)
+
+    def diagonal(self) -> Tensor:
+        return super().diagonal() if self.n else self.ones()[:, 0]
+
+
+def pull_by_moments(
+    apply: Callable[[Tensor], Tensor], features: Tensor, a: Tensor, b: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`Plan.pull` by 1 + d products with K, those of the values and of them times each feature."""
+    mine, others = torch.cat([a, b], dim=-1), torch.cat([b, a], dim=-1)
+
+    def seen(values: Tensor) -> Tensor:
+        return (mine * apply(values)).sum(-1, keepdim=True)
+
+    totals = seen(others)
+    out = torch.empty_like(features)
+    for k in range(features.shape[-1]):
+        own = features[..., k : k + 1]
+        out[..., k : k + 1] = seen(others * own) - own * totals
+    return out, totals
 
 
 def on_triton(features: Tensor) -> bool:
@@ -224,16 +336,12 @@ def make_plan(
         kind: "exact" or "lattice".
         tiled: Use Triton's kernels for the exact filter, in float32; by default where they serve.
         dtype: Type in which the exact filter computes without them; the features' by default.
-        tolerance: Pairs with a smaller weight may be left out by Triton's kernels.
+        tolerance: As for `TritonPlan`.
         blur: That of one set of points' lattice, if it isn't to choose.
     """
     if kind == "lattice" and features.ndim == 3:
-        from proxfield.core.filters.torch.lattice import Lattices
-
         return Lattices(features)
     if kind == "lattice":
-        from proxfield.core.filters.triton.lattice import LatticePlan
-
         return LatticePlan(features, blur)
     if not (on_triton(features) if tiled is None else tiled):
         return PlainPlan(features, dtype)
@@ -249,9 +357,7 @@ def resolve(name: str, features: Tensor) -> str:
 
     As for a `proxfield.Gaussian` term on the CPU and on CUDA; elsewhere always exact.
 
-    Args:
-        name: "auto", "exact" or "lattice".
-        features: # (Bf, n, d)
+    features: # (Bf, n, d)
     """
     if name != "auto":
         return choose(name, features.shape[1])
@@ -291,12 +397,8 @@ class Remembered:
 
     @staticmethod
     def _same(held: Tensor, features: Tensor) -> bool:
-        alike = (
-            held.shape == features.shape
-            and held.dtype == features.dtype
-            and held.device == features.device
-        )
-        return alike and bool(torch.equal(held, features))
+        alike = (held.dtype, held.device) == (features.dtype, features.device)
+        return alike and bool(torch.equal(held, features))  # of one shape, too
 
 
 PLANS = Remembered()

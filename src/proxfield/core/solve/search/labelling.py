@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from proxfield.core.common.interrupts import finish_first
 from proxfield.core.engines.plan import Chains, Plan
-from proxfield.core.lowering.interactions import interaction_scale, unary_scale
-from proxfield.core.lowering.lowered import Lowered
+from proxfield.core.lowering.lowered import Lowered, interaction_scale, unary_scale
 from proxfield.core.solve.problem import Outcome, Problem
 from proxfield.core.solve.rules.base import Rule
 from proxfield.core.solve.rules.portfolio import visits
