@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.core.terms.base import Floats, Ints
+from proxfield.core.terms.base import Ints
 from proxfield.errors import InputError, MissingDependencyError, shown
 from proxfield.mixture import Mode, draw, draw_mixture
 
@@ -422,7 +422,7 @@ class Result:
         return load_result(cls, source, max_bytes)
 
 
-def one_hot(offsets: Ints, labels: Ints) -> Floats:
+def one_hot(offsets: Ints, labels: Ints) -> NDArray[np.float64]:
     """A labelling as flat marginals."""
     q = np.zeros(int(offsets[-1]))
     q[offsets[:-1] + labels] = 1.0

@@ -13,9 +13,8 @@ from helpers import grid_edges
 from proxfield.core.engines import compile_program
 from proxfield.core.engines.base import Program, Rows, State, Tangent
 from proxfield.core.engines.plan import Order
-from proxfield.core.solve.history import Limits
-from proxfield.core.solve.loop import Loop
-from proxfield.core.solve.pace import Costs, Pace, advance_in_parts, sweep_parts
+from proxfield.core.solve.history import Costs, Limits, Pace
+from proxfield.core.solve.loop import Loop, advance_in_parts, sweep_parts
 
 SWEEP, UPDATE, RESIDUAL = 10.0, 1.8, 3.0
 """Durations in evaluations of F."""
@@ -97,9 +96,8 @@ def slow_down(monkeypatch: pytest.MonkeyPatch, clock: Clock, evaluation: float) 
     def compile_slowly(*args: Any) -> SlowProgram:
         return SlowProgram(compile_program(*args), clock, evaluation)
 
-    monkeypatch.setattr("proxfield.core.solve.session.compile_program", compile_slowly)
     monkeypatch.setattr("proxfield.core.solve.session.program_for", compile_slowly)
-    monkeypatch.setattr("proxfield.core.solve.forbidden.compile_program", compile_slowly)
+    monkeypatch.setattr("proxfield.core.solve.forbidden.program_for", compile_slowly)
 
 
 def symmetric(rows: int) -> pf.Field:

@@ -78,7 +78,7 @@ def explored(session: PartSession, rule: Rule) -> Outcome:
         loop.note(1, loop.elapsed, f)
         program.stop_asked = program.maximum(float(program.interrupted.is_set())) > 0
         try:
-            halted = Status.STOPPED if loop.report(f, q) else None
+            halted = Status.STOPPED if loop.report(f, q.copy) else None
         except KeyboardInterrupt:
             halted = Status.INTERRUPTED
         if halted is not None:

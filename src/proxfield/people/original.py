@@ -94,7 +94,7 @@ class Original(Rule):
         self.prepare(session.problem)
         lowered, loop = session.problem.lowered, session.loop
         if is_uniform(lowered, session.start):
-            session = session.restarted(prior_of(lowered))
+            session = session.within(start=prior_of(lowered))
         program, state = session.program, session.program.start(session.start)
         plan = self.plan(session.problem)
         best = session.keep == "best"

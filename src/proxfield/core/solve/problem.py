@@ -7,11 +7,10 @@ from enum import Enum
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.solve.curvature import Curvature
-from proxfield.core.terms.base import Ints
+from proxfield.core.terms.base import Doubles, Ints
 from proxfield.result import Status
 
 
@@ -48,32 +47,23 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class Judgement:
-    """A verdict and, for a saddle, a point nearby where F is lower.
-
-    Attributes:
-        verdict: What was found.
-        lower: Marginals of lower F.  # (layout.size,)
-        free_energy: F there.
-    """
+    """A verdict and, for a saddle, marginals nearby where F is lower."""
 
     verdict: Verdict
-    lower: NDArray[np.float64] | None = None
+    lower: Doubles | None = None
     free_energy: float = np.inf
 
 
 @dataclass
 class Outcome:
-    """Where a rule ended.
+    """Where a rule ended: marginals of the lowered field, their F, and why it ended.
 
     Attributes:
-        q: Marginals of the lowered field.
-        free_energy: F.
-        status: Why it ended.
         labels: A feasible labelling, if one is known.
         judgement: What the second-order test found at a fixed point.
     """
 
-    q: NDArray[np.float64]
+    q: Doubles
     free_energy: float
     status: Status
     labels: Ints | None = None

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from proxfield.core.engines.base import Program
 from proxfield.core.engines.registry import placed, program_for
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.solve.request import moved, on_gpu
-from proxfield.core.terms.base import Floats, Ints, expectation
+from proxfield.core.terms.base import Doubles, Floats, Ints, expectation
 from proxfield.result import one_hot
 
 if TYPE_CHECKING:
@@ -44,8 +43,7 @@ def round_marginals(result: Result) -> Ints:
     starts += [one_hot(mode.layout.offsets, mode.labels) for mode in result.modes]
     reduced = [reduction.restrict(q) for q in starts or [result.q]]
     if result.feasible is not None:
-        known = one_hot(lowered.layout.offsets, result.feasible)
-        reduced.append(known.astype(np.float64, copy=False))
+        reduced.append(one_hot(lowered.layout.offsets, result.feasible))
     for start in reduced:
         if program.sweepable:
             found.append(lowered.layout.best_labels(program.descend(start, MAX_SWEEPS)))
@@ -82,7 +80,7 @@ class Groups:
         """The label of least expected energy of each variable.  # (n_vars,)"""
         return self.layout.best_labels(-self.program.gradient(q))
 
-    def replaced(self, q: Floats, group: Ints, labels: Ints) -> NDArray[np.float64]:
+    def replaced(self, q: Floats, group: Ints, labels: Ints) -> Doubles:
         """Marginals with some variables at one label each."""
         out = np.array(q, dtype=np.float64)
         mine = np.zeros(self.layout.n_vars, dtype=bool)

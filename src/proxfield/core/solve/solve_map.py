@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from proxfield.core.common.interrupts import finish_first
 from proxfield.core.common.logs import log
@@ -17,18 +17,17 @@ from proxfield.core.lowering.forests import graph_of
 from proxfield.core.lowering.interactions import interaction_scale
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.solve.forbidden import search_forbidden, spreads
-from proxfield.core.solve.history import Callback
+from proxfield.core.solve.history import Callback, Progress
 from proxfield.core.solve.infer import infer_one
 from proxfield.core.solve.map_result import MapResult, MapStatus, MapTrace
 from proxfield.core.solve.progress import watching
-from proxfield.core.solve.request import Request, choose_place, device_memory
+from proxfield.core.solve.request import Request, Start, check, choose_place, device_memory
 from proxfield.core.solve.rounding import MAX_SWEEPS, Groups, rounding_program
 from proxfield.core.solve.rules.auto import Auto
 from proxfield.core.solve.search import tuned
 from proxfield.core.solve.search.labelling import MapSearch
 from proxfield.core.solve.session import Session
-from proxfield.core.solve.starts import Start
-from proxfield.core.terms.base import Ints, as_indices
+from proxfield.core.terms.base import Doubles, Ints, as_indices
 from proxfield.errors import InputError, InputTypeError, shown
 from proxfield.field import Field
 from proxfield.result import Result, Status, one_hot
@@ -107,8 +106,7 @@ def solve_map(
         seed=seed,
         threads=threads,
     )
-    if not isinstance(progress, (bool, np.bool_)):
-        raise InputError(f"progress={shown(progress)}, expected True or False")
+    check(progress=progress)
     return answer(field, request, bool(progress))
 
 
@@ -147,30 +145,40 @@ def search(field: Field, request: Request, session: Session) -> MapResult:
         return MapResult(
             field, labels, np.inf, MapStatus.INFEASIBLE, False, 0, loop.elapsed, MapTrace()
         )
-    stable = True
     if lowered.extras:
         found, status, stable = by_rounding(field, request, session)
     elif is_forest(lowered):
         with loop.clock():
-            found, status = exactly(lowered), MapStatus.OPTIMAL
+            found, status, stable = exactly(lowered), MapStatus.OPTIMAL, True
     else:
         outcome = search_forbidden(session) if lowered.hard else request.rule.solve(session)
         assert outcome.labels is not None
         found, status = outcome.labels, MapStatus[outcome.status.name]
-        if np.isfinite(outcome.free_energy):
-            found, stable = descended(session, found)
-        else:
-            stable = False
+        stable = bool(np.isfinite(outcome.free_energy))
+        if stable:  # then no change of a single variable lowers the energy
+            program = rounding_program(lowered, session.kernels)
+            start = one_hot(lowered.layout.offsets, found)
+            program.descend(start, 0)  # compile outside the clock
+            with finish_first(), loop.clock():
+                found = lowered.layout.best_labels(descend_fully(program, start))
     labels = lowered.reduction.expand_labels(found)
     energy = field.energy(labels)
     if energy == np.inf and status is MapStatus.OPTIMAL:
         status = MapStatus.INFEASIBLE
     elif energy == np.inf and status not in (MapStatus.INFEASIBLE, MapStatus.INTERRUPTED):
         status = MapStatus.NO_FEASIBLE
-    return MapResult(
-        field, labels, energy, status, stable and bool(np.isfinite(energy)), loop.iterations,
-        loop.elapsed, trace_of(session, energy, exponent),
-    )  # fmt: skip
+    # the trace: rows at which the energy fell, the first and the last
+    rows = loop.make_trace()
+    e = np.append(np.ldexp(np.minimum.accumulate(rows.free_energy), exponent), energy)
+    keep = np.append(True, e[1:] < e[:-1])
+    keep[-1] = True
+    trace = MapTrace(
+        np.append(rows.iteration, loop.iterations)[keep],
+        np.append(rows.seconds, loop.elapsed)[keep],
+        e[keep],
+    )
+    stable = stable and bool(np.isfinite(energy))
+    return MapResult(field, labels, energy, status, stable, loop.iterations, loop.elapsed, trace)
 
 
 # ---- very small and very large energies ----
@@ -186,13 +194,13 @@ def in_range(session: Session) -> tuple[Session, int]:
     exponent, callback = exponent_of(lowered), session.loop.callback
     if exponent == 0 or lowered.extras:
         return session, 0
+
+    def told(seen: Progress) -> object:
+        energy = float(np.ldexp(seen.free_energy, exponent))
+        return None if callback is None else callback(replace(seen, free_energy=energy))
+
     if callback is not None:
-        loop = replace(
-            loop,
-            callback=lambda seen: callback(
-                replace(seen, free_energy=float(np.ldexp(seen.free_energy, exponent)))
-            ),
-        )
+        loop = replace(loop, callback=told)
     return replace(session.with_energies(lowered.scaled(-exponent)), loop=loop), exponent
 
 
@@ -201,22 +209,17 @@ def exponent_of(lowered: Lowered) -> int:
 
     A few very large ones, as people write them for what they forbid, change nothing.
     """
-    sizes = typical_sizes(lowered)
+    arrays = [lowered.unary, *(f.tables for f in lowered.factors)]
+    arrays += [t.weights for t in (lowered.ising, lowered.potts) if t is not None]
+    if lowered.extras:
+        arrays = [np.array([lowered.magnitude / max(1, lowered.layout.n_vars)])]
+    known = (np.abs(a[np.isfinite(a) & (a != 0)]) for a in arrays)
+    sizes = [float(np.median(size)) for size in known if len(size)]
     if sizes and max(sizes) < SMALLEST_SIZE:
         return int(np.frexp(max(sizes))[1])
     if sizes and min(sizes) > LARGEST_SIZE:
         return int(np.frexp(min(sizes))[1])
     return 0
-
-
-def typical_sizes(lowered: Lowered) -> list[float]:
-    """The median size of unary energies, of couplings and of tables; 0 and +inf don't count."""
-    if lowered.extras:
-        return [lowered.magnitude / max(1, lowered.layout.n_vars)] if lowered.magnitude else []
-    arrays = [lowered.unary, *(f.tables for f in lowered.factors)]
-    arrays += [t.weights for t in (lowered.ising, lowered.potts) if t is not None]
-    sizes = (np.abs(a[np.isfinite(a) & (a != 0)]) for a in arrays)
-    return [float(np.median(size)) for size in sizes if len(size)]
 
 
 # ---- forests ----
@@ -251,43 +254,19 @@ def exactly(lowered: Lowered) -> Ints:
         start[None], hot=zero, cold=zero, sweeps=1, drawn=True, forests=True, polish=0
     )
     program = program_for(lowered)
-    best = program.explore(chains, 1).q[0]
-    return layout.best_labels(descend_fully(program, best))
+    return layout.best_labels(descend_fully(program, program.explore(chains, 1).q[0]))
 
 
 # ---- the end of a search ----
 
 
-def descended(session: Session, labels: Ints) -> tuple[Ints, bool]:
-    """Give variables their cheapest label until no change of one lowers the energy."""
-    program = rounding_program(session.problem.lowered, session.kernels)
-    layout = session.problem.lowered.layout
-    start = one_hot(layout.offsets, labels).astype(np.float64, copy=False)
-    program.descend(start, 0)  # compile outside the clock
-    with finish_first(), session.loop.clock():
-        return layout.best_labels(descend_fully(program, start)), True
-
-
-def descend_fully(program: Program, q: NDArray[np.float64]) -> NDArray[np.float64]:
+def descend_fully(program: Program, q: Doubles) -> Doubles:
     """Sweeps at temperature 0 until a whole one changes nothing."""
     while True:
         new = program.descend(q, MAX_SWEEPS)
         if np.array_equal(new, q):
             return new
         q = new
-
-
-def trace_of(session: Session, energy: float, exponent: int) -> MapTrace:
-    """The rows of a search at which the energy fell, the first and the last."""
-    loop, rows = session.loop, session.loop.make_trace()
-    e = np.append(np.ldexp(np.minimum.accumulate(rows.free_energy), exponent), energy)
-    keep = np.append(True, e[1:] < e[:-1])
-    keep[-1] = True
-    return MapTrace(
-        np.append(rows.iteration, loop.iterations)[keep],
-        np.append(rows.seconds, loop.elapsed)[keep],
-        e[keep],
-    )
 
 
 # ---- fields with terms that can't be lowered ----
@@ -298,19 +277,13 @@ def by_rounding(field: Field, request: Request, session: Session) -> tuple[Ints,
     session = session.within(replace(session.limits, tol=TOLERANCE))
     result = infer_one(field, replace(request, rule=Auto()), session)
     lowered, loop = session.problem.lowered, session.loop
-    layout = lowered.layout
     with finish_first(), loop.clock():
-        labels = layout.best_labels(lowered.reduction.restrict(one_hot_of(result)))
+        rounded = one_hot(field.layout.offsets, np.ravel(result.map_labels))
+        labels = lowered.layout.best_labels(lowered.reduction.restrict(rounded))
         labels, stable = improved_singly(rounding_program(lowered, session.kernels), labels)
-    ended = {Status.INTERRUPTED: MapStatus.INTERRUPTED, Status.STOPPED: MapStatus.STOPPED}
-    limits = {Status.MAX_ITERS: MapStatus.MAX_ITERS, Status.BUDGET: MapStatus.BUDGET}
-    return labels, {**ended, **limits}.get(result.status, MapStatus.SETTLED), stable
-
-
-def one_hot_of(result: Result) -> NDArray[np.float64]:
-    """A result's labelling as marginals."""
-    labels = np.ravel(result.map_labels)
-    return one_hot(result.field.layout.offsets, labels).astype(np.float64, copy=False)
+    ended = (Status.INTERRUPTED, Status.STOPPED, Status.MAX_ITERS, Status.BUDGET)
+    known = result.status in ended
+    return labels, MapStatus[result.status.name] if known else MapStatus.SETTLED, stable
 
 
 def improved_singly(program: Program, labels: Ints) -> tuple[Ints, bool]:
@@ -328,8 +301,7 @@ def improved_singly(program: Program, labels: Ints) -> tuple[Ints, bool]:
     )
     energy, unit = lowered.energy(labels), float(np.ldexp(1.0, exponent_of(lowered)))
     for _ in range(TRIALS):
-        q = one_hot(layout.offsets, labels).astype(np.float64, copy=False)
-        g = program.gradient(q)
+        g = program.gradient(one_hot(layout.offsets, labels))
         cheapest = layout.best_labels(-g)
         gain = g[layout.offsets[:-1] + labels] - g[layout.offsets[:-1] + cheapest]
         gain[np.isnan(gain)] = 0.0

@@ -50,7 +50,7 @@ class Auto(Rule):
         return int(np.clip(tuned.DEFAULT_VISITS / max(1, visits(problem.lowered)), 200, 20_000))
 
     def solve(self, session: Session) -> Outcome:
-        if not session.sweepable:
+        if not session.program.sweepable:
             first = Backtracking() if prefers_search(session.problem.lowered) else Anneal()
             members: list[Rule] = [first, Adam(), Momentum()]
             log.debug("auto: variables can't be visited one by one; %s, adam, momentum", first.name)
@@ -63,7 +63,7 @@ class Auto(Rule):
             log.debug("auto: F is convex (λ = %.3g); one descent", scale)
             return polish(session, session.start)
         if session.iterations_left < 4 * tuned.MIN_SWEEPS:
-            return polish(session, session.without_symmetry(session.start))
+            return polish(session, session.nudged(session.start))
         log.debug("auto: F may have many minima (λ = %.3g); cooled chains", scale)
         return MinimumSearch(session, float(local[local > 0.0].mean())).run(session.start, np.inf)
 

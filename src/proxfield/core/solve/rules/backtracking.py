@@ -53,9 +53,6 @@ class Backtracking(Rule):
                 f"backtracking: first={self.first:g} is above largest={self.largest:g}"
             )
 
-    def prepare(self, problem: Problem) -> None:
-        pass
-
     def plan(self, problem: Problem) -> Plan:
         search = Search(self.first, self.growth, self.shrinkage, self.largest)
         return Update(Kind.PROXIMAL, np.full(problem.n_vars, self.first), search=search)

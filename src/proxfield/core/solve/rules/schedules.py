@@ -29,9 +29,6 @@ class Sweep(Rule):
     def check(self) -> None:
         self._word("order", "natural", "random")
 
-    def prepare(self, problem: Problem) -> None:
-        pass
-
     def plan(self, problem: Problem) -> Plan:
         shuffle = np.random.default_rng(problem.seed) if self.order == "random" else None
         return Order(np.arange(problem.n_vars), shuffle=shuffle)
