@@ -16,10 +16,10 @@ from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.solve import forbidden as hard
 from proxfield.core.solve.history import Limits
 from proxfield.core.solve.loop import Loop
-from proxfield.core.solve.problem import Judgement, Verdict
 from proxfield.core.solve.request import Request
 from proxfield.core.solve.rules.registry import make_rule
 from proxfield.core.solve.session import Session
+from proxfield.core.solve.stationarity import Judgement, Verdict
 from proxfield.result import one_hot
 
 INF = np.inf

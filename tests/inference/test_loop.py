@@ -95,7 +95,7 @@ def test_a_request_hands_its_clock_to_everything(monkeypatch: pytest.MonkeyPatch
     ticks = Ticks(0.01).driving(monkeypatch)
     place = choose_place("cpu", "reference", None)
     for rule in ("fixed", "sweep", "anneal"):
-        request = Request(make_rule(rule), place, now=ticks, tol=0.0, budget=0.1)
+        request = Request(make_rule(rule), *place, now=ticks, tol=0.0, budget=0.1)
         field = frustrated()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("time.perf_counter", never)

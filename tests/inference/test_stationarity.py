@@ -14,9 +14,8 @@ from clock import CountedClock
 from helpers import VARIANTS, grid_edges, infer
 from proxfield.core.engines import compile_program
 from proxfield.core.engines.plan import Kind, Update
-from proxfield.core.solve.problem import Judgement, Verdict
 from proxfield.core.solve.rules.parallel import CustomRule
-from proxfield.core.solve.stationarity import fixed_points, judge
+from proxfield.core.solve.stationarity import Judgement, Verdict, fixed_points, judge
 from proxfield.testing import fixed_point_residual
 
 LEAVING = ("auto", "anneal", "restarts", "portfolio")

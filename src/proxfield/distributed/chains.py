@@ -13,8 +13,7 @@ import numpy as np
 
 from proxfield.core.engines.base import State
 from proxfield.core.engines.plan import Chains
-from proxfield.core.solve.problem import Outcome
-from proxfield.core.solve.rules.base import Rule
+from proxfield.core.solve.rules.base import Outcome, Rule
 from proxfield.core.solve.rules.portfolio import better_of
 from proxfield.core.solve.search.tuned import COLD_SHARE, HOT_SHARE
 from proxfield.core.terms.base import Doubles

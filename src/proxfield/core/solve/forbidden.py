@@ -24,8 +24,7 @@ from proxfield.core.lowering.interactions import interaction_scale
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.solve.history import LOOK_SECONDS, Limits
 from proxfield.core.solve.loop import Loop, warm_up
-from proxfield.core.solve.problem import Outcome
-from proxfield.core.solve.rules.base import Rule
+from proxfield.core.solve.rules.base import Outcome, Rule
 from proxfield.core.solve.rules.portfolio import HALTED
 from proxfield.core.solve.rules.schedules import Sweep
 from proxfield.core.solve.search import tuned

@@ -38,7 +38,7 @@ FIRST_EVALUATIONS, SHORT_EVALUATION = 3, 0.005
 ITERATION_COST: dict[type, float] = {Update: 2.0, Order: 12.0, Custom: 3.0}
 """Duration of an iteration in evaluations of F, before one has been timed."""
 RESIDUAL_COST = 12.0
-"""The same for the fixed-point test."""
+"""Duration of a fixed-point test in evaluations of F, before one has been timed."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,6 @@ class Limits:
         tol: Stop at a fixed point: where no entry of softmax(−g(q)) differs from q by more. A
             negative one never stops.
         budget: Maximum number of seconds, or None.
-
-    Example:
-        >>> Limits(100, budget=2.0).until(iterations=40, seconds=3.0)
-        Limits(max_iters=40, tol=1e-06, budget=2.0)
     """
 
     max_iters: int
@@ -91,14 +87,6 @@ class Costs:
         evaluation: One evaluation of F.
         iterations: One iteration, by type of plan.
         residual: One fixed-point test.
-
-    Example:
-        >>> costs = Costs(evaluation=0.5)
-        >>> costs.iteration(Order(np.arange(3)))
-        6.0
-        >>> costs.iterations[Order] = 0.1
-        >>> costs.iteration(Order(np.arange(3)))
-        0.1
     """
 
     evaluation: float = 0.0
@@ -128,15 +116,7 @@ class Costs:
 
 @dataclass
 class Pace:
-    """How many iterations to make before the next look at the clock.
-
-    Example:
-        >>> pace = Pace()
-        >>> first = pace.next(np.inf, 1000)
-        >>> pace.learn(first, 1e-3)
-        >>> first, pace.next(np.inf, 1000)
-        (4, 16)
-    """
+    """How many iterations to make before the next look at the clock."""
 
     chunk: int = FIRST_CHUNK
     per_iteration: float = 0.0

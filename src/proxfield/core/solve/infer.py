@@ -11,10 +11,9 @@ from proxfield.core.common.logs import log
 from proxfield.core.engines.registry import program_for
 from proxfield.core.solve.history import Callback
 from proxfield.core.solve.loop import Loop
-from proxfield.core.solve.problem import Outcome
 from proxfield.core.solve.progress import watching
 from proxfield.core.solve.request import Request, Start, check, choose_place, device_memory, on_gpu
-from proxfield.core.solve.rules.base import Rule
+from proxfield.core.solve.rules.base import Outcome, Rule
 from proxfield.core.solve.rules.registry import make_rule
 from proxfield.core.solve.session import Session
 from proxfield.errors import InputError, InputTypeError, UnsupportedError
@@ -104,7 +103,7 @@ def infer(
         raise InputTypeError(f"infer takes a Field, not {type(field).__name__}")
     request = Request(
         make_rule(rule, params),
-        choose_place(device, kernels, dtype),
+        *choose_place(device, kernels, dtype),
         init=init,
         max_iters=max_iters,
         tol=tol,
@@ -139,7 +138,7 @@ def infer(
     return result
 
 
-def check_modes(modes: Any, rule: Rule) -> None:
+def check_modes(modes: int, rule: Rule) -> None:
     """Raise `InputError` unless this is a number of modes that the rule can look for."""
     check(modes=modes)
     if modes > 1 and not rule.explores:

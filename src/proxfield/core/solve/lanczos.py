@@ -97,13 +97,6 @@ class Lanczos:
             largest eigenvalue isn't smaller.
         converged: Whether the residual is below ``tol``.
         products: Products made.
-
-    Example:
-        >>> lanczos = Lanczos(lambda v: np.arange(100.0) * v, 100)
-        >>> while not lanczos.converged:
-        ...     lanczos.advance(5)
-        >>> round(lanczos.value, 1)
-        99.0
     """
 
     def __init__(

@@ -414,12 +414,7 @@ class Drive(Generic[P, S]):
 
 
 def sweep_parts(plan: object) -> list[Order]:
-    """A sweep as several sweeps over some of the variables, none for other plans.
-
-    Example:
-        >>> [part.variables.tolist() for part in sweep_parts(Order(np.arange(3)))]
-        [[0], [1], [2]]
-    """
+    """A sweep as several sweeps over some of the variables, none for other plans."""
     if not isinstance(plan, Order) or plan.shuffle is not None:
         return []
     bounds = np.array([0, len(plan.variables)]) if plan.starts is None else plan.starts

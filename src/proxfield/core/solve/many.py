@@ -19,12 +19,11 @@ from proxfield.core.engines.registry import placed, program_for
 from proxfield.core.jobs import run_jobs, slots_of, threads_per_item
 from proxfield.core.solve.infer import finish, infer_one
 from proxfield.core.solve.loop import run_together
-from proxfield.core.solve.problem import Outcome, Verdict
 from proxfield.core.solve.request import Request, Start, choose_place, device_memory, on_gpu
-from proxfield.core.solve.rules.base import Rule
+from proxfield.core.solve.rules.base import Outcome, Rule
 from proxfield.core.solve.rules.registry import make_rule
 from proxfield.core.solve.session import Session, conclude
-from proxfield.core.solve.stationarity import judge
+from proxfield.core.solve.stationarity import Verdict, judge
 from proxfield.errors import InputError, InputTypeError
 from proxfield.field import Field
 from proxfield.result import Result, Status
@@ -109,7 +108,7 @@ def infer_many(
     starts = _starts(init, len(fields))
     request = Request(
         make_rule(rule, params),
-        choose_place(device, kernels, dtype),
+        *choose_place(device, kernels, dtype),
         max_iters=max_iters,
         tol=tol,
         budget=budget,

@@ -56,13 +56,7 @@ def share_done(progress: Progress) -> float:
 
 
 def detail(progress: Progress) -> str:
-    """How far an inference is, in words.
-
-    Example:
-        >>> from proxfield.core.solve.history import Progress
-        >>> detail(Progress(30, 0.1, -12.3456789, 1e-3, 100, None, list))
-        'iteration 30  F -12.3457'
-    """
+    """How far an inference is, in words."""
     f = progress.free_energy
     return f"iteration {progress.iteration}" + ("" if f == float("inf") else f"  F {f:.6g}")
 

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from dataclasses import field as field_of
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
@@ -22,8 +22,7 @@ from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.solve.curvature import Curvature
 from proxfield.core.solve.history import Callback, Clock, Limits
 from proxfield.core.solve.loop import Loop
-from proxfield.core.solve.problem import Problem
-from proxfield.core.solve.rules.base import Rule
+from proxfield.core.solve.rules.base import Problem, Rule
 from proxfield.core.solve.session import Session
 from proxfield.core.terms.base import Doubles, Layout
 from proxfield.errors import InputError, shown
@@ -57,36 +56,23 @@ CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
 """Arguments of `infer` and its like: what is valid, and how messages call it."""
 
 
-class Where(NamedTuple):
-    """Where an inference runs.
-
-    Attributes:
-        kernels: The kernel set, with its device unless that is the host.
-        dtype: The floating-point type.
-        by_user: Whether the user chose the kernel set.
-    """
-
-    kernels: str
-    dtype: str
-    by_user: bool
-
-
-ON_HOST = Where("cpu", "float64", False)
-
-
 @dataclass(frozen=True)
 class Request:
     """What `infer` was asked for; the same for many fields. Checked when it is made.
 
     Args:
         rule: The rule.
-        place: Where it runs, see `choose_place`.
+        kernels: The kernel set, with its device unless that is the host; see `choose_place`.
+        dtype: The floating-point type.
+        by_user: Whether the user chose the kernel set.
         init: As in `infer`, like all that follow.
         now: The clock; processes that must agree on when to stop give another one.
     """
 
     rule: Rule
-    place: Where = ON_HOST
+    kernels: str = "cpu"
+    dtype: str = "float64"
+    by_user: bool = False
     init: Start = "uniform"
     max_iters: int | None = None
     tol: float | None = 1e-6
@@ -110,16 +96,6 @@ class Request:
         }
         for name, value in checked.items():
             object.__setattr__(self, name, value)
-
-    @property
-    def kernels(self) -> str:
-        """The kernel set, with its device unless that is the host."""
-        return self.place.kernels
-
-    @property
-    def dtype(self) -> str:
-        """The floating-point type."""
-        return self.place.dtype
 
     @property
     def tolerance(self) -> float:
@@ -151,7 +127,7 @@ class Request:
         kernels = self.kernels
         # a small field perhaps by numpy, while nothing is compiled, unless the user chose kernels
         # or a budget in which compiled ones would do more
-        if kernels == "cpu" and not self.place.by_user and self.budget is None:
+        if kernels == "cpu" and not self.by_user and self.budget is None:
             from proxfield.core.engines.lazy import suits  # imports numba
 
             kernels = "lazy" if suits(lowered, self.dtype, self.rule.name) else kernels
@@ -196,9 +172,11 @@ def on_gpu(kernels: str) -> bool:
     return placed(kernels).engine.triton
 
 
-def choose_place(device: object, kernels: str | None, dtype: DTypeLike | None) -> Where:
-    """Where an inference runs that was asked for like this, see `infer`."""
-    return Where(*choose_kernels(device, kernels, dtype), kernels is not None)
+def choose_place(
+    device: object, kernels: str | None, dtype: DTypeLike | None
+) -> tuple[str, str, bool]:
+    """Where an inference runs that was asked for like this: arguments of `Request`."""
+    return *choose_kernels(device, kernels, dtype), kernels is not None
 
 
 def choose_kernels(device: object, kernels: str | None, dtype: DTypeLike | None) -> tuple[str, str]:
@@ -261,7 +239,7 @@ def device_memory(kernels: str, *lowereds: Lowered) -> AbstractContextManager[No
     return device.memory_errors(what, held / max(1, n), n)
 
 
-def check(**given: Any) -> None:
+def check(**given: object) -> None:
     """Raise `InputError` for arguments of `infer` that make no sense; see `CHECKS`."""
     for name, value in given.items():
         valid, expected = CHECKS[name]
@@ -269,12 +247,12 @@ def check(**given: Any) -> None:
             raise InputError(f"{name}={shown(value)}, expected {expected}")
 
 
-def check_limits(max_iters: Any, tol: Any, budget: Any, threads: Any) -> None:
+def check_limits(max_iters: object, tol: object, budget: object, threads: object) -> None:
     """Raise `InputError` for limits that make no sense."""
     check(max_iters=max_iters, tol=tol, budget=budget, threads=threads)
 
 
-def as_budget(value: Any) -> float | None:
+def as_budget(value: float | None) -> float | None:
     """Seconds as a float; an infinite budget is none."""
     return None if value is None or value == np.inf else float(value)
 

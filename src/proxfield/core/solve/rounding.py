@@ -20,6 +20,8 @@ MAX_SWEEPS = 100
 """Maximum number of rounds of greedy improvement; it usually ends after a handful."""
 GREEDY_TRIALS = 30
 """Maximum number of greedy improvements tried where variables can't be visited one by one."""
+TRIALS = 100
+"""Changes of single variables that are tried in a field with terms over all pairs."""
 
 
 def round_marginals(result: Result) -> Ints:
@@ -126,3 +128,36 @@ class Groups:
             else:
                 share /= 4
         return labels
+
+
+def improved_singly(program: Program, labels: Ints, unit: float) -> tuple[Ints, bool]:
+    """Change one variable after another while that lowers the energy, for some trials.
+
+    Returns the labelling, and whether no change of one variable lowers its energy by more than
+    rounding, given the unit of energies. The gradient tells where the energy is linear in each
+    variable's marginals; for other terms it isn't known.
+    """
+    lowered, layout = program.lowered, program.lowered.layout
+    groups = Groups(program)
+    linear = all(
+        term.degree is not None and not getattr(term, "self_message", False)
+        for term in lowered.terms
+    )
+    energy = lowered.energy(labels)
+    for _ in range(TRIALS):
+        g = program.gradient(one_hot(layout.offsets, labels))
+        cheapest = layout.best_labels(-g)
+        gain = g[layout.offsets[:-1] + labels] - g[layout.offsets[:-1] + cheapest]
+        gain[np.isnan(gain)] = 0.0
+        if not gain.max(initial=0.0) > 1e-9 * (unit + abs(energy)):
+            return labels, linear
+        better = groups.improve(labels, energy)
+        if np.array_equal(better, labels):
+            better = labels.copy()
+            i = int(gain.argmax())
+            better[i] = cheapest[i]
+        new = lowered.energy(better)
+        if not new < energy:
+            break
+        labels, energy = better, new
+    return labels, False

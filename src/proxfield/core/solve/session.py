@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from proxfield.core.common.logs import log
+from proxfield.core.common.records import Record
 from proxfield.core.engines.base import Program, State, slack
 from proxfield.core.engines.plan import Chains, Explored, Plan
 from proxfield.core.engines.registry import on_host, program_for
@@ -17,13 +17,17 @@ from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.solve.curvature import Curvature
 from proxfield.core.solve.history import SHORT_EVALUATION, Limits
 from proxfield.core.solve.loop import Loop
-from proxfield.core.solve.problem import Judgement, Outcome, Problem, Verdict
-from proxfield.core.solve.stationarity import MAX_PRODUCTS, judge, nudged, proves_minimum
+from proxfield.core.solve.rules.base import Outcome, Problem, Rule
+from proxfield.core.solve.stationarity import (
+    MAX_PRODUCTS,
+    Judgement,
+    Verdict,
+    judge,
+    nudged,
+    proves_minimum,
+)
 from proxfield.core.terms.base import Doubles, Floats, Layout, offers
 from proxfield.result import Status
-
-if TYPE_CHECKING:
-    from proxfield.core.solve.rules.base import Rule
 
 MINIMUM, SADDLE = Verdict.MINIMUM, Verdict.SADDLE
 
@@ -61,7 +65,7 @@ class Session:
     """Whether the user limited iterations or seconds."""
     made: Program | None = None
     """`program`, once it has been asked for."""
-    memory: dict[str, Any] = field(default_factory=dict)
+    memory: Record = field(default_factory=dict)
     """Where a rule of several stages stands, for checkpoints: numbers by name."""
     watch: Callable[[Explored], None] | None = None
     """Sees where chains ended."""

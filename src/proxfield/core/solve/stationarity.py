@@ -13,6 +13,8 @@ products with H are differences of gradients.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
 from typing import TypeVar
 
 import numpy as np
@@ -21,7 +23,6 @@ from numpy.typing import NDArray
 from proxfield.core.common.arrays import Array, Doubles, Floats
 from proxfield.core.engines.base import Batch, Program, State, Tangent
 from proxfield.core.lowering.lowered import Lowered
-from proxfield.core.solve.problem import Judgement, Verdict
 from proxfield.core.terms.base import Layout, offers
 
 P = TypeVar("P")
@@ -46,6 +47,23 @@ NOISE_SCALE = 1e-2
 """Standard deviation of the noise on θ that breaks what symmetries are left."""
 
 
+class Verdict(Enum):
+    """What the second-order test found."""
+
+    MINIMUM = "no direction of negative curvature"
+    SADDLE = "F falls along a direction"
+    UNDECIDED = "time or products ran out"
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A verdict and, for a saddle, marginals nearby where F is lower."""
+
+    verdict: Verdict
+    lower: Doubles | None = None
+    free_energy: float = np.inf
+
+
 def fixed_points(program: Batch[P, S], state: S, tol: float) -> NDArray[np.bool_]:
     """Whether softmax(−g(q)) of each field is within ``tol`` of q, up to rounding.  # (fields,)"""
     residual, rounding = program.residual_each(state)
@@ -60,6 +78,7 @@ def judge(
     max_products: int = MAX_PRODUCTS,
     min_products: int = 0,
     late: Callable[[], bool] = lambda: False,
+    space: Scaled | None = None,
 ) -> Judgement:
     """Test whether a fixed point is a minimum of F; its state doesn't change.
 
@@ -70,16 +89,26 @@ def judge(
         max_products: Maximum number of products with H.
         min_products: Products that are made even if it is late.
         late: Is it time to give up?
+        space: The scaled Hessian, if it is another than that of the program's field.
 
     Returns:
         A saddle is only called so if a point of lower F was found.
     """
-    lowered = program.lowered
-    if lowered.layout.size == 0 or not any(True for _ in lowered.terms):
+    lowered, dtype = program.lowered, program.dtype.name
+    if space is None:
+        if lowered.layout.size == 0 or not any(True for _ in lowered.terms):
+            return Judgement(Verdict.MINIMUM)
+        quadratic = not lowered.hard and all(t.degree == 2 for t in lowered.terms)
+        space = Scaled(program.tangent(state), quadratic, MIN_MARGINAL[dtype])
+    if not space.free:
         return Judgement(Verdict.MINIMUM)
-    quadratic = not lowered.hard and all(t.degree == 2 for t in lowered.terms)
-    space = Scaled(program.tangent(state), quadratic, MIN_MARGINAL[program.dtype.name])
-    return judge_in(space, program, state, seed, (min_products, max_products), late)
+    products = min_products, max_products
+    verdict, direction = lowest_curvature(space, seed, EIGENVALUE_MARGIN[dtype], products, late)
+    if direction is None:
+        return Judgement(verdict)
+    relative = space.relative(direction)
+    unit = space.tangent.to_host(relative / space.largest(relative))
+    return descend_along(program, state, unit)
 
 
 def proves_minimum(lowered: Lowered, q: Floats, late: Callable[[], bool] = lambda: False) -> bool:
@@ -92,12 +121,6 @@ def proves_minimum(lowered: Lowered, q: Floats, late: Callable[[], bool] = lambd
     close to 0 or 1, as those of images, this takes a small part of the time of `judge`.
 
     Once it is late, nothing is proved.
-
-    Example:
-        >>> import proxfield as pf
-        >>> points = pf.Field(3, 2, [pf.Gaussian([[0.0], [1.0], [2.0]], weight=1.0)]).lower()
-        >>> proves_minimum(points, np.array([0.99, 0.01] * 3))
-        True
     """
     terms, layout = list(lowered.terms), lowered.layout
     if not layout.size or not all(offers(term, "coupling_norms") for term in terms):
@@ -118,26 +141,6 @@ def proves_minimum(lowered: Lowered, q: Floats, late: Callable[[], bool] = lambd
             return False
         v = product / product.max() + SMALLEST_SHARE
     return False
-
-
-def judge_in(
-    space: Scaled,
-    program: Program,
-    state: State,
-    seed: int,
-    products: tuple[int, int],
-    late: Callable[[], bool],
-) -> Judgement:
-    """`judge`, given the scaled Hessian, and the least and most products with it."""
-    if not space.free:
-        return Judgement(Verdict.MINIMUM)
-    margin = EIGENVALUE_MARGIN[program.dtype.name]
-    verdict, direction = lowest_curvature(space, seed, margin, products, late)
-    if direction is None:
-        return Judgement(verdict)
-    relative = space.relative(direction)
-    unit = space.tangent.to_host(relative / space.largest(relative))
-    return descend_along(program, state, unit)
 
 
 class Scaled:

@@ -23,8 +23,8 @@ from proxfield.core.filters.points import PixelPoints
 from proxfield.core.solve.history import Limits
 from proxfield.core.solve.infer import result_of
 from proxfield.core.solve.loop import Loop
-from proxfield.core.solve.problem import Outcome
 from proxfield.core.solve.request import Request
+from proxfield.core.solve.rules.base import Outcome
 from proxfield.core.solve.rules.parallel import Fixed
 from proxfield.core.terms.gaussian import Gaussian
 from proxfield.core.terms.unary import Unary
@@ -44,11 +44,7 @@ class NotWholeError(Exception):
 class WholeImage(Batch[None, None]):
     """One image, all of whose updates are one call. It has no state beside what was found.
 
-    Args:
-        call: Makes the updates.
-        energies: Unary energies.
-        images: The channels that each term filters by.
-        tol: The tolerance: a smaller change of q is for a program that can test fixed points.
+    A change of q within the tolerance is for a program that can test fixed points.
     """
 
     found: DenseFound

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from proxfield.core.engines.plan import Custom, Order, Plan
-from proxfield.core.solve.problem import Outcome, Problem
-from proxfield.core.solve.rules.base import Rule
+from proxfield.core.solve.rules.base import Outcome, Problem, Rule
 from proxfield.core.solve.rules.portfolio import end_at_minimum
 from proxfield.core.solve.rules.registry import make_rule
 from proxfield.core.solve.session import Session

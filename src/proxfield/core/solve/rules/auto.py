@@ -18,10 +18,9 @@ import numpy as np
 
 from proxfield.core.common.logs import log
 from proxfield.core.engines.plan import Plan, prefers_search
-from proxfield.core.solve.problem import Outcome, Problem
 from proxfield.core.solve.rules.anneal import Anneal
 from proxfield.core.solve.rules.backtracking import Backtracking
-from proxfield.core.solve.rules.base import Rule
+from proxfield.core.solve.rules.base import Outcome, Problem, Rule
 from proxfield.core.solve.rules.parallel import Adam, Fixed, Momentum
 from proxfield.core.solve.rules.portfolio import best_of, better_of, end_at_minimum, polish, visits
 from proxfield.core.solve.rules.schedules import Sweep

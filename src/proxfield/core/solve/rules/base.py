@@ -1,18 +1,69 @@
-"""What a rule is: a small set of parameters and a `plan`, which says how the state moves."""
+"""What a rule is: a small set of parameters and a `plan`, which says how the state moves.
+
+It makes the plan from a `Problem`, and gives back an `Outcome`.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
 
 from proxfield.core.common.checks import is_real, is_whole
 from proxfield.core.engines.plan import Plan
-from proxfield.core.solve.problem import Outcome, Problem
-from proxfield.core.solve.session import Session
+from proxfield.core.lowering.lowered import Lowered
+from proxfield.core.terms.base import Doubles, Ints
 from proxfield.errors import InputError, shown
+from proxfield.result import Status
+
+if TYPE_CHECKING:
+    from proxfield.core.solve.curvature import Curvature
+    from proxfield.core.solve.session import Session
+    from proxfield.core.solve.stationarity import Judgement
 
 STEPS = ("certified", "certified-local", "certified-relative", "lipschitz")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a rule may look at when it makes its plan."""
+
+    lowered: Lowered
+    curvature: Curvature
+    seed: int = 0
+    plain_chains: bool = False
+    """Whether chains compute the whole gradient for each variable that moves."""
+
+    @property
+    def n_vars(self) -> int:
+        """Variables that are left to infer."""
+        return self.lowered.layout.n_vars
+
+    @cached_property
+    def coloring(self) -> tuple[Ints, Ints]:
+        """Variables by color, and where each color starts; those of one color share no term."""
+        colors = self.lowered.color()
+        counts = np.bincount(colors, minlength=1)
+        return np.argsort(colors, kind="stable"), np.concatenate([[0], np.cumsum(counts)])
+
+
+@dataclass
+class Outcome:
+    """Where a rule ended: marginals of the lowered field, their F, and why it ended.
+
+    Attributes:
+        labels: A feasible labelling, if one is known.
+        judgement: What the second-order test found at a fixed point.
+    """
+
+    q: Doubles
+    free_energy: float
+    status: Status
+    labels: Ints | None = None
+    judgement: Judgement | None = None
 
 
 @dataclass(frozen=True)

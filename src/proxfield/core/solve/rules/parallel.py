@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from proxfield.core.engines.plan import Custom, Kind, Plan, Update, UpdateFunction
-from proxfield.core.solve.problem import Problem
-from proxfield.core.solve.rules.base import Rule
+from proxfield.core.solve.rules.base import Problem, Rule
 from proxfield.errors import InputError
 
 

@@ -10,14 +10,14 @@ import numpy as np
 from proxfield.core.common.interrupts import finish_first
 from proxfield.core.engines.plan import Chains, Plan, prefers_search
 from proxfield.core.lowering.lowered import Lowered
-from proxfield.core.solve.problem import Outcome, Problem, Verdict
 from proxfield.core.solve.rules.backtracking import Backtracking
-from proxfield.core.solve.rules.base import Rule
+from proxfield.core.solve.rules.base import Outcome, Problem, Rule
 from proxfield.core.solve.rules.parallel import Fixed
 from proxfield.core.solve.rules.registry import make_rule
 from proxfield.core.solve.rules.schedules import Sweep
 from proxfield.core.solve.search import tuned
 from proxfield.core.solve.session import Session
+from proxfield.core.solve.stationarity import Verdict
 from proxfield.core.terms.base import Doubles, Layout, offers
 from proxfield.errors import InputError, UnsupportedError, shown
 from proxfield.result import Status

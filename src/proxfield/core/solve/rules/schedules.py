@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from proxfield.core.engines.plan import Order, Plan
-from proxfield.core.solve.problem import Problem
-from proxfield.core.solve.rules.base import Rule
+from proxfield.core.solve.rules.base import Problem, Rule
 
 
 @dataclass(frozen=True)

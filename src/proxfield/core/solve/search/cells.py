@@ -13,8 +13,7 @@ from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.lowering.reduction import Reduction
 from proxfield.core.solve.history import Limits, Progress
 from proxfield.core.solve.loop import Loop
-from proxfield.core.solve.problem import Problem
-from proxfield.core.solve.rules.base import Rule
+from proxfield.core.solve.rules.base import Problem, Rule
 from proxfield.core.solve.rules.portfolio import large_sweep_seconds, polish
 from proxfield.core.solve.search import tuned
 from proxfield.core.solve.session import Session
@@ -164,10 +163,7 @@ class Pool:
 class CellWork:
     """Sessions, limits and descents of cells; all share the clock and the iterations of one loop.
 
-    Args:
-        session: The inference of the whole field.
-        rule: The rule that searches.
-        pool: Where states are kept.
+    The session is that of the whole field, the rule searches, the pool keeps states.
     """
 
     def __init__(self, session: Session, rule: Rule, pool: Pool) -> None:
@@ -220,13 +216,9 @@ class CellWork:
     # ---- sessions ----
 
     def session_of(self, cell: Cell, loop: Loop, shift: int = 0, record: bool = True) -> Session:
-        """The inference of one cell, in a loop with its limits and trace.
+        """The inference of one cell, in a loop with its limits and trace, by a shifted random seed.
 
-        Args:
-            cell: The cell.
-            loop: The loop.
-            shift: Added to the random seed.
-            record: Keep the states in which chains end.
+        States in which chains end are recorded in the pool.
         """
         whole, low = self.session, cell.restrict(self.lowered)
         # what bounds the curvature of the whole field bounds that of a part

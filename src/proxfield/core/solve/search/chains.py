@@ -21,9 +21,6 @@ class ChainSearch:
     """A search for a state at which an objective is low, by chains that are heated and cooled.
 
     `MinimumSearch` minimizes F, `LabellingSearch` the energy.
-
-    Args:
-        session: The inference.
     """
 
     def __init__(self, session: Session) -> None:
@@ -64,14 +61,6 @@ class Arms(Generic[T]):
         curiosity: Share of the draws that don't look at what paid.
         sharpness: Power of gain per cost that the other draws are in proportion to.
         prior: Cost of the average outcome that is added; by default the average cost.
-
-    Example:
-        >>> arms = Arms({"short": 1.0, "long": 1.0}, memory=0.97, curiosity=0.25)
-        >>> for _ in range(100):
-        ...     arms.learn(0, gain=0.0, cost=1.0)
-        ...     arms.learn(1, gain=3.0, cost=1.0)
-        >>> arms.shares().round(1).tolist()
-        [0.1, 0.9]
     """
 
     def __init__(

@@ -18,8 +18,7 @@ from proxfield.core.common.interrupts import finish_first
 from proxfield.core.engines.plan import Chains, Plan
 from proxfield.core.lowering.interactions import interaction_scale, unary_scale
 from proxfield.core.lowering.lowered import Lowered
-from proxfield.core.solve.problem import Outcome, Problem
-from proxfield.core.solve.rules.base import Rule
+from proxfield.core.solve.rules.base import Outcome, Problem, Rule
 from proxfield.core.solve.rules.portfolio import visits
 from proxfield.core.solve.rules.schedules import Sweep
 from proxfield.core.solve.search import tuned

@@ -20,7 +20,7 @@ import numpy as np
 
 from proxfield.core.common.interrupts import finish_first
 from proxfield.core.engines.plan import Chains, Explored
-from proxfield.core.solve.problem import Outcome
+from proxfield.core.solve.rules.base import Outcome
 from proxfield.core.solve.rules.portfolio import HALTED, better_of, polish
 from proxfield.core.solve.rules.registry import make_rule
 from proxfield.core.solve.search import tuned
@@ -34,9 +34,7 @@ from proxfield.result import Status
 class MinimumSearch(ChainSearch):
     """Looks for a low minimum of F within the limits of a session.
 
-    Args:
-        session: The inference.
-        scale: How strongly variables interact, as a temperature.
+    The scale says how strongly variables interact, as a temperature.
     """
 
     def __init__(self, session: Session, scale: float) -> None:

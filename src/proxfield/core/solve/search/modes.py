@@ -19,8 +19,8 @@ from proxfield.core.common.logs import log
 from proxfield.core.common.memory import check_memory
 from proxfield.core.engines.plan import Chains
 from proxfield.core.solve.infer import accurate, finish, interrupted, solve
-from proxfield.core.solve.problem import Outcome
 from proxfield.core.solve.request import Request, device_memory
+from proxfield.core.solve.rules.base import Outcome
 from proxfield.core.solve.rules.portfolio import HALTED, better_of, polish
 from proxfield.core.solve.search import tuned
 from proxfield.core.solve.search.cells import Cell, CellWork, Pool, Split, user_clamps

@@ -66,7 +66,7 @@ class Patches:
 
     @classmethod
     def between(cls, parts: Parts, q: Floats, others: Floats) -> Patches:
-        """The parts in which other states differ from one.  # (states, size), (size,)"""
+        """The parts in which other states differ from one.  # (size,), (states, size)"""
         layout = parts.layout
         differs = parts.differing(q, others, tuned.PATCH_CHANGE)
         found, count = np.full(differs.shape, -1), 0
