@@ -29,7 +29,7 @@ from PIL import Image
 import proxfield as pf
 from proxfield.core.engines import compile_program
 from proxfield.core.solve.curvature import Curvature
-from proxfield.core.solve.problem import Problem
+from proxfield.core.solve.rules.base import Problem
 from proxfield.core.solve.rules.registry import make_rule
 
 CLASSES = [

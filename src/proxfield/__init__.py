@@ -25,13 +25,13 @@ if TYPE_CHECKING:  # typing takes some milliseconds to import, in which Ctrl-C i
     from proxfield.core.solve.history import Progress as Progress
     from proxfield.core.solve.infer import infer as infer
     from proxfield.core.solve.many import infer_many as infer_many
-    from proxfield.core.solve.map_result import MapResult as MapResult
-    from proxfield.core.solve.map_result import MapStatus as MapStatus
-    from proxfield.core.solve.map_result import MapTrace as MapTrace
-    from proxfield.core.solve.problem import Problem as Problem
+    from proxfield.core.solve.rules.base import Problem as Problem
     from proxfield.core.solve.rules.base import Rule as Rule
     from proxfield.core.solve.rules.parallel import CustomRule as CustomRule
     from proxfield.core.solve.rules.registry import RULES as RULES
+    from proxfield.core.solve.solve_map import MapResult as MapResult
+    from proxfield.core.solve.solve_map import MapStatus as MapStatus
+    from proxfield.core.solve.solve_map import MapTrace as MapTrace
     from proxfield.core.solve.solve_map import solve_map as solve_map
     from proxfield.core.terms.base import Layout as Layout
     from proxfield.core.terms.base import Term as Term
@@ -94,12 +94,10 @@ _PLACES = {
     "core.solve.history": "Progress",
     "core.solve.infer": "infer",
     "core.solve.many": "infer_many",
-    "core.solve.map_result": "MapResult MapStatus MapTrace",
-    "core.solve.rules.base": "Rule",
+    "core.solve.rules.base": "Problem Rule",
     "core.solve.rules.parallel": "CustomRule",
     "core.solve.rules.registry": "RULES",
-    "core.solve.problem": "Problem",
-    "core.solve.solve_map": "solve_map",
+    "core.solve.solve_map": "MapResult MapStatus MapTrace solve_map",
     "core.terms.base": "Layout Term",
     "core.terms.registry": "TERMS saveable",
     "errors": "InputError MemoryLimitError ProxfieldError UnsupportedError",

@@ -410,7 +410,7 @@ class Result:
         return load_result(cls, source, max_bytes)
 
 
-def one_hot(offsets: Ints, labels: Ints) -> Floats:
+def one_hot(offsets: Ints, labels: Ints) -> NDArray[np.float64]:
     """A labelling as flat marginals."""
     q = np.zeros(int(offsets[-1]))
     q[offsets[:-1] + labels] = 1.0

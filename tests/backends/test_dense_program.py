@@ -21,7 +21,7 @@ from proxfield.core.engines.numba.programs import BinaryProgram, GeneralProgram
 from proxfield.core.engines.plan import Custom, Kind, Plan, Update
 from proxfield.core.filters.numba.lattice import CHUNK
 from proxfield.core.solve.curvature import Curvature
-from proxfield.core.solve.problem import Problem
+from proxfield.core.solve.rules.base import Problem
 from proxfield.core.solve.rules.registry import make_rule
 
 TOGETHER = [v for v in VARIANTS if v not in SINGLE]

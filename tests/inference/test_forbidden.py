@@ -16,10 +16,10 @@ from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.solve import forbidden as hard
 from proxfield.core.solve.history import Limits
 from proxfield.core.solve.loop import Loop
-from proxfield.core.solve.problem import Judgement, Verdict
 from proxfield.core.solve.request import Request
 from proxfield.core.solve.rules.registry import make_rule
 from proxfield.core.solve.session import Session
+from proxfield.core.solve.stationarity import Judgement, Verdict
 from proxfield.result import one_hot
 
 INF = np.inf
@@ -260,14 +260,14 @@ def test_a_callback_stops_the_search() -> None:
     assert 0.3 < seen[-1].seconds < 0.5
 
 
-@pytest.mark.parametrize("stage", ["penalize", "round", "backtrack", "in_order"])
+@pytest.mark.parametrize("stage", ["penalize", "round", "backtrack", "aside"])
 def test_ctrl_c_in_every_stage(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    target = hard.Finder if stage == "round" else hard
-    monkeypatch.setattr(target, stage, interrupt)
-    field = coloring(grid_edges(4, 4), 16, 2) if stage == "in_order" else complete(4, 3)
+    target = {"round": hard.Finder, "aside": Loop}.get(stage, hard)
+    monkeypatch.setattr(target, stage, interrupt)  # "aside": sweeps in another order
+    field = coloring(grid_edges(4, 4), 16, 2) if stage == "aside" else complete(4, 3)
     assert pf.infer(field, "fixed").status is pf.Status.INTERRUPTED
 
 

@@ -14,7 +14,7 @@ from helpers import Chain, log_sum_exp, random_marginals, repulsive_grid
 from proxfield.core.solve.request import Request
 from proxfield.core.solve.rules.registry import make_rule
 from proxfield.core.solve.search.cells import Cell, CellWork, Pool, user_clamps
-from proxfield.core.solve.search.splits import Splitter
+from proxfield.core.solve.search.modes import Splitter
 from proxfield.generate import grid
 from proxfield.mixture import Clamp, mixture_free_energy, mixture_weights
 from proxfield.result import Status
@@ -262,7 +262,7 @@ def test_sweeps_of_descents_count() -> None:
     session = request.open(field)
     work = CellWork(session, request.rule, Pool(field.layout, 4))
     cell = Cell(np.ones(32, dtype=bool), (), session.start, np.inf, Status.MAX_ITERS)
-    rough = session.without_symmetry(session.start)
+    rough = session.nudged(session.start)
     q, f = work.descend(cell, rough[None])
     assert f == pytest.approx(field.free_energy(q)) and f < field.free_energy(rough)
     assert 1 < session.loop.iterations <= 30

@@ -10,7 +10,6 @@ import proxfield
 SOURCE = Path(proxfield.__file__).parent
 ALLOWED = {
     "core/solve/loop.py": "the loop",
-    "core/solve/pace.py": "its calls, with unused random orders given back",
     "core/engines/": "programs that consist of others, and their warm-up",
     "distributed/program.py": "a program whose kernels are those of one rank",
     "bench/people_work.py": "counts gradients between single updates",
@@ -35,7 +34,7 @@ def updates(path: Path) -> list[int]:
 def test_only_the_loop_drives_iterations() -> None:
     found = {str(p.relative_to(SOURCE)): updates(p) for p in sorted(SOURCE.rglob("*.py"))}
     found = {name: lines for name, lines in found.items() if lines}
-    assert "core/solve/pace.py" in found  # it is seen where it is
+    assert "core/solve/loop.py" in found  # it is seen where it is
     others = {name: lines for name, lines in found.items() if not name.startswith((*ALLOWED,))}
     assert not others, f"hand the program to core.solve.loop instead: {others}"
     for place in ALLOWED:

@@ -13,9 +13,8 @@ from helpers import grid_edges
 from proxfield.core.engines import compile_program
 from proxfield.core.engines.base import Program, Rows, State, Tangent
 from proxfield.core.engines.plan import Order
-from proxfield.core.solve.history import Limits
-from proxfield.core.solve.loop import Loop
-from proxfield.core.solve.pace import Costs, Pace, advance_in_parts, sweep_parts
+from proxfield.core.solve.history import Costs, Limits, Pace
+from proxfield.core.solve.loop import Loop, advance_in_parts, sweep_parts
 
 SWEEP, UPDATE, RESIDUAL = 10.0, 1.8, 3.0
 """Durations in evaluations of F."""
@@ -97,9 +96,8 @@ def slow_down(monkeypatch: pytest.MonkeyPatch, clock: Clock, evaluation: float) 
     def compile_slowly(*args: Any) -> SlowProgram:
         return SlowProgram(compile_program(*args), clock, evaluation)
 
-    monkeypatch.setattr("proxfield.core.solve.session.compile_program", compile_slowly)
     monkeypatch.setattr("proxfield.core.solve.session.program_for", compile_slowly)
-    monkeypatch.setattr("proxfield.core.solve.forbidden.compile_program", compile_slowly)
+    monkeypatch.setattr("proxfield.core.solve.forbidden.program_for", compile_slowly)
 
 
 def symmetric(rows: int) -> pf.Field:
@@ -192,8 +190,22 @@ def test_the_parts_of_a_sweep_are_the_sweep(starts: Any) -> None:
 
 
 def test_only_sweeps_in_a_fixed_order_have_parts() -> None:
+    assert [p.variables.tolist() for p in sweep_parts(Order(np.arange(3)))] == [[0], [1], [2]]
     assert sweep_parts(Order(np.arange(5), shuffle=np.random.default_rng(0))) == []
     assert sum(len(p.variables) for p in sweep_parts(Order(np.arange(1000)))) == 1000
+
+
+def test_a_look_at_the_clock_comes_after_more_iterations_where_they_are_short() -> None:
+    pace = Pace()
+    first = pace.next(np.inf, 1000)
+    pace.learn(first, 1e-3)
+    assert (first, pace.next(np.inf, 1000)) == (4, 16)
+
+
+def test_limits_of_a_stage_are_the_earlier_ones() -> None:
+    limits = Limits(100, budget=2.0)
+    assert limits.until(iterations=40, seconds=3.0) == Limits(40, budget=2.0)
+    assert limits.until(seconds=1.0, tol=0.0) == Limits(100, 0.0, 1.0)
 
 
 def test_the_pace_reserves_the_last_evaluation() -> None:
@@ -212,7 +224,10 @@ def test_f_is_not_evaluated_again_where_it_was_told() -> None:
 
 
 def test_durations_are_guessed_until_they_are_known() -> None:
-    costs = Costs(evaluation=1.0)
+    costs, order = Costs(evaluation=1.0), Order(np.arange(3))
+    assert costs.iteration(order) == 12.0
+    costs.iterations[Order] = 0.1
+    assert costs.iteration(order) == 0.1
     guess = costs.test()
     assert guess > 1.0
     costs.residual = 0.25

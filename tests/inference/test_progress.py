@@ -103,10 +103,8 @@ def test_a_notebook_gets_a_bar(notebook: list[Shown], capfd: pytest.CaptureFixtu
 
 
 def test_names_of_rules_are_escaped() -> None:
-    shown = Shown()
-    bar = progress.NotebookBar(lambda html, display_id: shown)
-    bar.update(None, "<rule>", "a & b")
-    assert shown.texts[-1] == "&lt;rule&gt; <progress max='1'></progress> a &amp; b"
+    shown = progress.html_bar(None, "<rule>", "a & b")
+    assert shown == "&lt;rule&gt; <progress max='1'></progress> a &amp; b"
 
 
 def test_ipython_on_a_terminal_is_no_notebook(

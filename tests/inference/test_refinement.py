@@ -16,8 +16,13 @@ from proxfield.core.engines.plan import Update
 from proxfield.core.solve import curvature as curvatures
 from proxfield.core.solve.curvature import Curvature
 from proxfield.core.solve.infer import infer_one
-from proxfield.core.solve.lanczos import BASIS, Lanczos
-from proxfield.core.solve.refinement import PRODUCTS, StepRefinement, iterations_between
+from proxfield.core.solve.lanczos import (
+    BASIS,
+    PRODUCTS,
+    Lanczos,
+    StepRefinement,
+    iterations_between,
+)
 from proxfield.core.solve.request import Request
 from proxfield.core.solve.rules.registry import make_rule
 

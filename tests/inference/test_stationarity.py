@@ -14,9 +14,8 @@ from clock import CountedClock
 from helpers import VARIANTS, grid_edges, infer
 from proxfield.core.engines import compile_program
 from proxfield.core.engines.plan import Kind, Update
-from proxfield.core.solve.problem import Judgement, Verdict
 from proxfield.core.solve.rules.parallel import CustomRule
-from proxfield.core.solve.stationarity import is_fixed_point, judge
+from proxfield.core.solve.stationarity import Judgement, Verdict, fixed_points, judge
 from proxfield.testing import fixed_point_residual
 
 LEAVING = ("auto", "anneal", "restarts", "portfolio")
@@ -97,7 +96,7 @@ def test_residual(kernels: str, dtype: str) -> None:
     residual, rounding = program.residual(state)
     assert residual == pytest.approx(fixed_point_residual(field, q), abs=1e-6)
     assert 0 < rounding < 1e-4
-    assert is_fixed_point(program, state, 1.0) and not is_fixed_point(program, state, 1e-3)
+    assert fixed_points(program, state, 1.0)[0] and not fixed_points(program, state, 1e-3)[0]
 
 
 # ---- saddles ----
@@ -300,7 +299,7 @@ def test_results_do_not_depend_on_the_looks_at_the_clock(
         ends = set()
         for chunk in (1, 3, 1000):
             monkeypatch.setattr(
-                "proxfield.core.solve.pace.Pace.next",
+                "proxfield.core.solve.history.Pace.next",
                 lambda self, left, most, n=chunk: min(n, most),
             )
             result = pf.infer(frustrated(seed), rule, init="unary")
@@ -441,7 +440,7 @@ def test_random_orders_do_not_depend_on_the_looks_at_the_clock(
         ends = set()
         for chunk in (1, 1000):
             monkeypatch.setattr(
-                "proxfield.core.solve.pace.Pace.next",
+                "proxfield.core.solve.history.Pace.next",
                 lambda self, left, most, n=chunk: min(n, most),
             )
             result = pf.infer(field, "sweep", order="random", init="random", tol=1e-3, seed=seed)

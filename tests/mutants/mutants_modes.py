@@ -52,7 +52,7 @@ MUTANTS = [
     ),
     Mutant(
         "split-starts-elsewhere",
-        "core/solve/search/splits.py",
+        "core/solve/search/modes.py",
         "starts = [child.condition(layout, cell.q)]",
         "starts = [child.condition(layout, 0.0 * cell.q)]",
         f"{TESTS}test_a_split_never_makes_the_bound_worse",

@@ -137,7 +137,8 @@ def test_selecting_and_joining() -> None:
     again = patches.joined(patches.select(some))
     assert len(again) <= len(patches)  # each once
     np.testing.assert_allclose(sorted(set(again.evaluate(q).change)), sorted(set(change)))
-    assert len(Patches.none(parts).joined(patches.select(some))) == 2
-    assert len(Patches.none(parts).evaluate(q).change) == 0
-    assert Patches.none(parts).improve(q).tolist() == q.tolist()
+    none = patches.select(np.zeros(0, dtype=np.int64))
+    assert len(none.joined(patches.select(some))) == 2
+    assert len(none.evaluate(q).change) == 0
+    assert none.improve(q).tolist() == q.tolist()
     assert len(Patches.between(parts, q, q[None])) == 0

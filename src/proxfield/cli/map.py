@@ -17,8 +17,7 @@ from proxfield.cli.shared import (
     print_pairs,
 )
 from proxfield.cli.signals import INTERRUPTED
-from proxfield.core.solve.map_result import MapResult, MapStatus
-from proxfield.core.solve.solve_map import solve_map
+from proxfield.core.solve.solve_map import MapResult, MapStatus, solve_map
 from proxfield.errors import InputError
 from proxfield.io.files import atomic_write
 from proxfield.io.results import format_map

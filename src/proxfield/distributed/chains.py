@@ -13,8 +13,7 @@ import numpy as np
 
 from proxfield.core.engines.base import State
 from proxfield.core.engines.plan import Chains
-from proxfield.core.solve.problem import Outcome
-from proxfield.core.solve.rules.base import Rule
+from proxfield.core.solve.rules.base import Outcome, Rule
 from proxfield.core.solve.rules.portfolio import better_of
 from proxfield.core.solve.search.tuned import COLD_SHARE, HOT_SHARE
 from proxfield.core.terms.base import Doubles
@@ -78,7 +77,7 @@ def explored(session: PartSession, rule: Rule) -> Outcome:
         loop.note(1, loop.elapsed, f)
         program.stop_asked = program.maximum(float(program.interrupted.is_set())) > 0
         try:
-            halted = Status.STOPPED if loop.report(f, q) else None
+            halted = Status.STOPPED if loop.report(f, q.copy) else None
         except KeyboardInterrupt:
             halted = Status.INTERRUPTED
         if halted is not None:

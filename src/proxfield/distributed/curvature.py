@@ -15,8 +15,14 @@ from proxfield.core.solve.curvature import (
     Curvature,
     by_lanczos,
 )
-from proxfield.core.solve.lanczos import BASIS, HostVectors, Lanczos, length
-from proxfield.core.solve.refinement import PRODUCTS, StepRefinement
+from proxfield.core.solve.lanczos import (
+    BASIS,
+    PRODUCTS,
+    HostVectors,
+    Lanczos,
+    StepRefinement,
+    length,
+)
 from proxfield.core.terms.base import Doubles, Floats
 from proxfield.distributed.partition import Partition
 from proxfield.distributed.transport import Transport

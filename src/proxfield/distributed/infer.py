@@ -12,11 +12,9 @@ import numpy as np
 
 from proxfield.core.common.checks import is_real, is_whole
 from proxfield.core.solve.history import Callback
-from proxfield.core.solve.problem import Outcome
-from proxfield.core.solve.request import Request, choose_place
-from proxfield.core.solve.rules.base import Rule
+from proxfield.core.solve.request import Request, Start, choose_place
+from proxfield.core.solve.rules.base import Outcome, Rule
 from proxfield.core.solve.rules.registry import make_rule
-from proxfield.core.solve.starts import Start
 from proxfield.distributed.chains import explored
 from proxfield.distributed.checkpoint import Checkpoints
 from proxfield.distributed.part_result import PartResult
@@ -83,7 +81,7 @@ def infer(
         raise InputError(f"checkpoint_seconds={shown(checkpoint_seconds)}, expected 0 or more")
     request = Request(
         make_rule(rule, params),
-        choose_place(device, kernels, dtype),
+        *choose_place(device, kernels, dtype),
         init=init,
         max_iters=max_iters,
         tol=tol,

@@ -21,12 +21,10 @@ from proxfield.core.engines.base import Rows, State
 from proxfield.core.engines.plan import Plan, Update
 from proxfield.core.solve.history import Callback, Limits, Progress
 from proxfield.core.solve.loop import Loop, Run
-from proxfield.core.solve.problem import Judgement, Problem, Verdict
-from proxfield.core.solve.request import UNLIMITED, Request
-from proxfield.core.solve.rules.base import Rule
+from proxfield.core.solve.request import UNLIMITED, Request, observed, starting_point
+from proxfield.core.solve.rules.base import Problem, Rule
 from proxfield.core.solve.session import FEWEST_PRODUCTS, THOROUGH_FACTOR, Session
-from proxfield.core.solve.starts import observed, starting_point
-from proxfield.core.solve.stationarity import MAX_PRODUCTS
+from proxfield.core.solve.stationarity import MAX_PRODUCTS, Judgement, Verdict
 from proxfield.core.terms.base import Floats, Ints
 from proxfield.core.terms.factor import Factor
 from proxfield.distributed.checkpoint import Checkpoints
@@ -119,7 +117,7 @@ class PartSession(Session):
     def off_center(self, start: NDArray[np.float64]) -> NDArray[np.float64]:
         return start
 
-    def nudged(self, q: Floats, seed: int) -> NDArray[np.float64]:
+    def nudged(self, q: Floats, attempt: int = 0) -> NDArray[np.float64]:
         escapes = int(self.memory.get("escapes", 0))  # a resumed run goes on counting
         self.memory["escapes"] = escapes + 1
         return nudged_part(self.partition, q, self.problem.seed + escapes)

@@ -9,15 +9,16 @@ from numpy.typing import NDArray
 
 from proxfield.core.common.arrays import Array, Floats
 from proxfield.core.engines.base import State
-from proxfield.core.solve.problem import Judgement, Verdict
 from proxfield.core.solve.session import FEWEST_PRODUCTS
 from proxfield.core.solve.stationarity import (
     DIRECTION,
     MIN_MARGINAL,
     NOISE_SCALE,
     OFFSET,
+    Judgement,
     Scaled,
-    judge_in,
+    Verdict,
+    judge,
     shifted,
 )
 from proxfield.distributed.partition import Partition
@@ -66,7 +67,10 @@ def judge_spread(
     if program.maximum(float(bool(terms))) == 0.0:
         return Judgement(Verdict.MINIMUM)
     space = SpreadScaled(program, state, program.maximum(float(higher)) == 0.0)
-    return judge_in(space, program, state, seed, (FEWEST_PRODUCTS, max_products), late)
+    return judge(
+        program, state, seed=seed, max_products=max_products, min_products=FEWEST_PRODUCTS,
+        late=late, space=space,
+    )  # fmt: skip
 
 
 def nudged_part(part: Partition, q: Floats, seed: int) -> NDArray[np.float64]:

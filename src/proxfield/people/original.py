@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from proxfield.core.common.records import Record
 from proxfield.core.engines.plan import Custom, Plan
 from proxfield.core.lowering.lowered import Lowered
-from proxfield.core.solve.problem import Outcome, Problem
-from proxfield.core.solve.rules.base import Rule
+from proxfield.core.solve.rules.base import Outcome, Problem, Rule
 from proxfield.core.solve.rules.registry import RULES
 from proxfield.core.solve.session import Session
 from proxfield.core.terms.base import Floats
@@ -94,7 +93,7 @@ class Original(Rule):
         self.prepare(session.problem)
         lowered, loop = session.problem.lowered, session.loop
         if is_uniform(lowered, session.start):
-            session = session.restarted(prior_of(lowered))
+            session = session.within(start=prior_of(lowered))
         program, state = session.program, session.program.start(session.start)
         plan = self.plan(session.problem)
         best = session.keep == "best"

@@ -17,9 +17,8 @@ from proxfield.core.filters.torch.filter import working_dtype
 from proxfield.core.filters.torch.ops import exporting, has_batch, require_device, require_tensor
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.solve.curvature import Curvature
-from proxfield.core.solve.problem import Problem
 from proxfield.core.solve.request import NEVER, check_limits
-from proxfield.core.solve.rules.base import Rule
+from proxfield.core.solve.rules.base import Problem, Rule
 from proxfield.core.solve.rules.registry import make_rule
 from proxfield.core.terms.base import Term
 from proxfield.errors import InputError, UnsupportedError, shown

@@ -31,7 +31,7 @@ from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.terms.base import offers
 
 if TYPE_CHECKING:
-    from proxfield.core.solve.refinement import StepRefinement
+    from proxfield.core.solve.lanczos import StepRefinement
 
 
 class Space(Enum):

@@ -12,18 +12,25 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from dataclasses import field as field_of
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.core.common.arrays import Array
+from proxfield.core.common.arrays import Array, Doubles
 from proxfield.core.engines import compile_program
 from proxfield.core.engines.plan import certifiable, damping_for, relative_damping
 from proxfield.core.engines.registry import program_for
 from proxfield.core.lowering.lowered import Lowered, lower
-from proxfield.core.solve.lanczos import HOST, Lanczos, Vectors
-from proxfield.core.solve.refinement import PRODUCTS, TOLERANCE, StepRefinement, iterations_between
+from proxfield.core.solve.lanczos import (
+    HOST,
+    PRODUCTS,
+    TOLERANCE,
+    HostVectors,
+    Lanczos,
+    StepRefinement,
+    iterations_between,
+)
 from proxfield.core.terms.base import Floats, Term, missing, offers
 from proxfield.core.terms.factor import Factor
 from proxfield.errors import UnsupportedError
@@ -38,18 +45,12 @@ LANCZOS_PRODUCTS = 25
 """Products that Lanczos takes at least; where there is no time for them it isn't begun."""
 MAX_DENSE_SIZE = 64
 """Operators up to this size are diagonalized directly."""
-
-
 MIN_DEVICE_SIZE = 1 << 17
 """Entries of a field from which on the device that iterates multiplies faster than the host."""
 
 
-class HessianProduct(NamedTuple):
-    """A symmetric operator."""
-
-    apply: Callable[[Array], Array]
-    size: int
-    vectors: Vectors = HOST
+HessianProduct = tuple[Callable[[Array], Array], int, HostVectors]
+"""A symmetric operator, its dimension, and where its vectors are."""
 
 
 @dataclass(eq=False)
@@ -100,16 +101,15 @@ class Curvature:
         """λ_i, from the tables.  # (n_vars,)"""
         return self._local_of(list(self.lowered.terms))
 
-    def _local_of(self, terms: list) -> NDArray[np.float64]:  # type: ignore[type-arg]
+    def _local_of(self, terms: list) -> Doubles:  # type: ignore[type-arg]
         total = np.zeros(self.lowered.layout.n_vars)
         late = self._late()
         for term in terms:
             if not offers(term, "curvature"):
                 raise missing(term, "curvature", "a certified step")
-            if isinstance(term, Factor):  # many norms: after the deadline, bounds on them
-                total += term.curvature(self.lowered.layout, late)
-            else:
-                total += term.curvature(self.lowered.layout)
+            # many norms: after the deadline, bounds on them
+            more = (late,) if isinstance(term, Factor) else ()
+            total += term.curvature(self.lowered.layout, *more)
         return total
 
     def _late(self) -> Callable[[], bool]:
@@ -131,17 +131,13 @@ class Curvature:
         """The largest eigenvalue of sign · P H P."""
         low = self.lowered
         known = [t for t in low.extras if offers(t, "spectrum")]
-        closed = 0.0  # what terms with a closed form add
-        for term in known:
-            smallest, largest = term.spectrum(low.layout)
-            closed += max(0.0, largest if sign > 0 else -smallest)
+        ends = (term.spectrum(low.layout) for term in known)
+        closed = sum(max(0.0, high if sign > 0 else -least) for least, high in ends)
         others = [t for t in low.terms if t not in known]
         local = self._local_of(others) if known else self.local
         bound = float(local.max(initial=0.0))
-        if bound == 0.0 or not np.isfinite(bound):
-            return closed + bound
         larger = [t for t in others if not by_lanczos(t)]
-        if len(larger) == len(others):
+        if bound == 0.0 or not np.isfinite(bound) or len(larger) == len(others):
             return closed + bound
         rest = closed + float(self._local_of(larger).max(initial=0.0))
         if LANCZOS_PRODUCTS * self.product_seconds > self.seconds:
@@ -158,16 +154,16 @@ class Curvature:
             program = self.program(low)
             if hasattr(program, "products") and not any(by_lanczos(t) for t in low.extras):
                 products = program.products()
-                return HessianProduct(products.apply, products.size, products)
+                return products.apply, products.size, products
         if not (low.potts or low.factors or low.extras) and low.ising is not None:
             # spins: the block J·[[1, −1], [−1, 1]] has the one eigenvector (1, −1)/√2, with 2J
             program = program_for(low, self.kernels)
             couple: Callable[[Floats], Floats] | None = getattr(program, "couple", None)
             if couple is not None:
-                return HessianProduct(lambda v: 0.5 * couple(v), low.layout.n_vars)
+                return lambda v: 0.5 * couple(v), low.layout.n_vars, HOST
         center = low.layout.center
         apply = pairwise_operator(low, self.kernels)
-        return HessianProduct(lambda v: center(apply(center(v))), low.layout.size)
+        return lambda v: center(apply(center(v))), low.layout.size, HOST
 
     def refinement(self) -> StepRefinement | None:
         """The search for a step above the one from λ_i, to be made as iterations go on.
@@ -175,11 +171,10 @@ class Curvature:
         None where λ is known, or no λ_i certify a step, or λ takes no products with H.
         """
         low, terms = self.lowered, list(self.lowered.terms)
-        if not self.stepwise or "largest" in vars(self) or self.relative_terms:
-            return None
         pairs = [t for t in terms if by_lanczos(t)]
         bounded = all(offers(t, "curvature") and not offers(t, "spectrum") for t in terms)
-        if not (pairs and bounded) or not np.isfinite(self.local).all():
+        known = "largest" in vars(self) or self.relative_terms
+        if not (self.stepwise and pairs and bounded) or known or not np.isfinite(self.local).all():
             return None
         others = [t for t in terms if not by_lanczos(t)]
         scaled = self._local_of(pairs) if others else self.local
@@ -206,13 +201,11 @@ class Curvature:
         if self.field is None:
             return max(self.largest, self.smallest)
         raw = lower(self.field.layout, self.field.terms, self.field.evidence, plain=True)
-        pairs = [t for t in raw.terms if by_lanczos(t)]
-        larger = [t for t in raw.terms if not by_lanczos(t)]
         for term in raw.terms:
             if not offers(term, "lipschitz"):
                 raise missing(term, "lipschitz", 'step="lipschitz"')
-        bound = sum(t.lipschitz(raw.layout) for t in pairs)
-        rest = sum(t.lipschitz(raw.layout) for t in larger)
+        bound = sum(t.lipschitz(raw.layout) for t in raw.terms if by_lanczos(t))
+        rest = sum(t.lipschitz(raw.layout) for t in raw.terms if not by_lanczos(t))
         if bound == 0.0 or not np.isfinite(bound + rest):
             return float(bound + rest)
         apply = pairwise_operator(raw, self.kernels)
@@ -263,7 +256,12 @@ class Curvature:
             d = self.damping()
         elif step == "certified-relative":
             if not self.relative_terms:
-                raise missing_relative(self.lowered)
+                names = dict.fromkeys(type(t).__name__ for t in self.lowered.terms)
+                raise UnsupportedError(
+                    'step="certified-relative" needs a term with the method relative_curvature; '
+                    f"of those here ({', '.join(names) or 'none'}) none has it; use "
+                    'step="certified"'
+                )
             d = relative_damping(*self.relative)
         elif step == "certified-local":
             d = damping_for(self.local)
@@ -276,15 +274,6 @@ class Curvature:
                 f"step={step!r} needs finite tables, but configurations are forbidden"
             )
         return np.broadcast_to(1.0 / (1.0 + d), n)
-
-
-def missing_relative(lowered: Lowered) -> UnsupportedError:
-    """The error where no term has a relative bound."""
-    kinds = ", ".join(dict.fromkeys(type(t).__name__ for t in lowered.terms)) or "none"
-    return UnsupportedError(
-        'step="certified-relative" needs a term with the method relative_curvature; '
-        f'of those here ({kinds}) none has it; use step="certified"'
-    )
 
 
 def by_lanczos(term: Term) -> bool:
@@ -320,16 +309,11 @@ def largest_eigenvalue(
     size: int,
     bound: float,
     late: Callable[[], bool] = lambda: False,
-    vectors: Vectors = HOST,
+    vectors: HostVectors = HOST,
 ) -> float:
     """The largest eigenvalue of a symmetric operator, rounded up.
 
-    Args:
-        apply: The operator.
-        size: Its dimension.
-        bound: What no eigenvalue exceeds; returned where Lanczos doesn't converge in time.
-        late: Is its time over?
-        vectors: Where the operator takes and returns vectors.
+    ``bound``, which no eigenvalue exceeds, is returned where Lanczos doesn't converge in time.
     """
     if size <= MAX_DENSE_SIZE:
         dense = np.stack([vectors.get(apply(vectors.put(e))) for e in np.eye(size)])

@@ -12,30 +12,24 @@ Every stage counts as time of inference and keeps to the budget, the callback an
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.core.engines import compile_program
-from proxfield.core.engines.base import Program
 from proxfield.core.engines.plan import Order
-from proxfield.core.engines.registry import on_host
+from proxfield.core.engines.registry import program_for
 from proxfield.core.lowering.lowered import Lowered, interaction_scale
-from proxfield.core.solve.curvature import Curvature
-from proxfield.core.solve.history import Limits
+from proxfield.core.solve.history import LOOK_SECONDS, Limits
 from proxfield.core.solve.loop import Loop, warm_up
-from proxfield.core.solve.pace import LOOK_SECONDS
-from proxfield.core.solve.problem import Outcome, Problem
-from proxfield.core.solve.rules.base import Rule
+from proxfield.core.solve.rules.base import Outcome, Rule
 from proxfield.core.solve.rules.portfolio import HALTED
 from proxfield.core.solve.rules.schedules import Sweep
 from proxfield.core.solve.search import tuned
 from proxfield.core.solve.search.labelling import LabellingSearch
 from proxfield.core.solve.session import Session
-from proxfield.core.terms.base import Floats, Ints
+from proxfield.core.terms.base import Doubles, Floats, Ints
 from proxfield.result import Status, one_hot
 
 FIRST_PENALTY = 2.0
@@ -83,21 +77,19 @@ def penalize(session: Session, rule: Rule, finder: Finder) -> Status | None:
 
     Building the field of the first stage is part of the set-up, that of the others of the work.
     """
-    loop, problem = session.loop, session.problem
+    loop = session.loop
     penalty, build_seconds = FIRST_PENALTY, 0.0
     while penalty <= LAST_PENALTY:
         if build_seconds > session.seconds_left:
             return Status.BUDGET
         begun = loop.now()
         with nullcontext() if penalty == FIRST_PENALTY else loop.clock():
-            soft = problem.lowered.soften(penalty)
-            program = session.compile(soft)
-            seconds = problem.curvature.seconds
-            curvature = Curvature(soft, None, on_host(session.kernels), seconds, loop.now)
+            soft = session.with_energies(session.problem.lowered.soften(penalty))
+            program = soft.program
         build_seconds = loop.now() - begun
-        rule.prepare(Problem(soft, curvature, problem.seed))
+        rule.prepare(soft.problem)
         with loop.clock():
-            plan = rule.plan(Problem(soft, curvature, problem.seed))
+            plan = rule.plan(soft.problem)
             state = program.start(finder.q)
         limits = session.limits.until(loop.iterations + STAGE_ITERATIONS)
         status = loop.run(program, plan, state, limits, visible=False)
@@ -114,31 +106,24 @@ def penalize(session: Session, rule: Rule, finder: Finder) -> Status | None:
     return None
 
 
-@dataclass
 class Finder:
     """Looks for a labelling of finite energy, and keeps the best one found."""
 
-    session: Session
-
-    def __post_init__(self) -> None:
-        lowered, kernels = self.session.problem.lowered, self.session.kernels
-        self.lowered: Lowered = lowered
-        self.q: NDArray[np.float64] = self.session.start
+    def __init__(self, session: Session) -> None:
+        self.session, self.lowered = session, session.problem.lowered
+        self.q = session.start
         self.labels: Ints | None = None
         self.energy = np.inf
-        self.steep: Program = compile_program(lowered.soften(ROUNDING_PENALTY), kernels)
+        self.steep = program_for(self.lowered.soften(ROUNDING_PENALTY), session.kernels)
         self.steep.descend(self.q, 0)  # compile outside the clock
-        now = self.session.loop.now
-        begun = now()
+        begun = session.loop.now()
         self.take(self.steep.descend(self.q, 1))
-        self.sweep_seconds = now() - begun
+        self.sweep_seconds = session.loop.now() - begun
 
     def round(self, q: Floats, spent: float = 0.0) -> bool:
-        """Round under a steep penalty, if there is time; is the result feasible?
+        """Round marginals under a steep penalty, if there is time; is the result feasible?
 
-        Args:
-            q: Marginals.
-            spent: Seconds since the loop's clock was last read.
+        ``spent`` are seconds since the loop's clock was last read.
         """
         left = self.session.seconds_left - spent - self.sweep_seconds  # what follows a sweep
         sweeps = int(np.clip(left / max(self.sweep_seconds, 1e-9), 0, ROUND_SWEEPS))
@@ -155,9 +140,8 @@ class Finder:
     def search(self, stopped: Status | None) -> tuple[Status | None, bool]:
         """Repair random roundings; if none works, backtrack with propagation.
 
-        Returns:
-            Why the inference has to stop, if it does, and whether it is proved that no
-            labelling is feasible.
+        Returns why the inference has to stop, if it does, and whether it is proved that no
+        labelling is feasible.
         """
         rng = np.random.default_rng(self.session.problem.seed)
         layout = self.lowered.layout
@@ -166,12 +150,10 @@ class Finder:
             deadline.longest = self.sweep_seconds
         with self.session.loop.clock():
             for _ in range(RESTARTS):
-                if deadline.left() < 2 * self.sweep_seconds:
+                if deadline.seconds - deadline.seconds_since() < 2 * self.sweep_seconds:
                     break
                 noise = rng.gumbel(size=layout.size) + np.log(np.maximum(self.q, 1e-12))
-                best = np.full(layout.n_vars, -np.inf)
-                np.maximum.at(best, layout.owner, noise)
-                start = (noise == best[layout.owner]).astype(np.float64)
+                start = one_hot(layout.offsets, layout.best_labels(noise))
                 if self.round(start, deadline.seconds_since()):
                     return stopped, False
                 if deadline.over():
@@ -183,38 +165,26 @@ class Finder:
 class Deadline:
     """The limits of an inference, for work that isn't made of iterations."""
 
-    def __init__(self, loop: Loop, limits: Limits, q: NDArray[np.float64]) -> None:
+    def __init__(self, loop: Loop, limits: Limits, q: Doubles) -> None:
         self.loop, self.limits, self.q, self.now = loop, limits, q, loop.now
         self.begun = self.looked = self.now()
         self.base = loop.elapsed
-        self.seconds = SEARCH_SECONDS
-        if limits.budget is not None:
-            self.seconds = max(GRACE_SECONDS, limits.seconds_left(loop.elapsed))
+        left = limits.seconds_left(loop.elapsed)
+        self.seconds = SEARCH_SECONDS if limits.budget is None else max(GRACE_SECONDS, left)
         self.status: Status | None = None
         self.longest = 0.0
         """Duration of the longest step so far; the next one must fit."""
 
-    @contextmanager
-    def timing(self) -> Iterator[None]:
-        """A step whose duration counts."""
-        begun = self.now()
-        yield
-        self.longest = max(self.longest, self.now() - begun)
-
     def seconds_since(self) -> float:
         """Seconds since the work began."""
         return self.now() - self.begun
-
-    def left(self) -> float:
-        """Seconds until the end."""
-        return self.seconds - self.seconds_since()
 
     def over(self) -> bool:
         """Whether it is time to stop; calls the callback from time to time."""
         now = self.now()
         if self.status is None and now - self.looked > LOOK_SECONDS:
             self.looked = now
-            if self.loop.report(np.inf, self.q, seconds=self.base + now - self.begun):
+            if self.loop.report(np.inf, self.q.copy, seconds=self.base + now - self.begun):
                 self.status = Status.STOPPED
         if self.status is None and now - self.begun + self.longest >= self.seconds:
             self.status = None if self.limits.budget is None else Status.BUDGET
@@ -225,31 +195,29 @@ class Deadline:
 def backtrack(lowered: Lowered, q: Floats, deadline: Deadline) -> tuple[Ints | None, bool]:
     """Depth-first search with arc consistency; smallest domain and likeliest label first.
 
-    Returns:
-        A labelling or None, and whether it is proved that there is none: a search that runs out
-        of places proves it.
+    Returns a labelling or None, and whether it is proved that there is none: a search that runs out
+    of places proves it.
     """
     layout = lowered.layout
     factors = [f for f in lowered.factors if f.hard]
 
     def prune(keep: NDArray[np.bool_]) -> int:
-        with deadline.timing():
-            return int(sum(f.prune(layout, keep) for f in factors))
+        begun = deadline.now()
+        removed = int(sum(f.prune(layout, keep) for f in factors))
+        deadline.longest = max(deadline.longest, deadline.now() - begun)
+        return removed
 
-    def propagate(keep: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
-        while prune(keep):
-            if not bool((layout.sum_by_variable(keep) > 0).all()):
-                return None
-            if deadline.over():
-                break
-        return keep if bool((layout.sum_by_variable(keep) > 0).all()) else None
+    def propagate(keep: NDArray[np.bool_]) -> bool:
+        while prune(keep) and (layout.sum_by_variable(keep) > 0).all() and not deadline.over():
+            pass
+        return bool((layout.sum_by_variable(keep) > 0).all())
 
     stack = [np.ones(layout.size, dtype=bool)]
     while stack:
         if deadline.over():
             return None, False
-        kept = propagate(stack.pop())
-        if kept is None:
+        kept = stack.pop()
+        if not propagate(kept):
             continue
         sizes = layout.sum_by_variable(kept)
         open_ = np.flatnonzero(sizes > 1)
@@ -278,15 +246,14 @@ def descend_exactly(session: Session, finder: Finder, stopped: Status | None) ->
     program, loop, labels = session.program, session.loop, finder.labels
     assert labels is not None
     layout = session.problem.lowered.layout
-    start = one_hot(layout.offsets, labels).astype(np.float64)
+    start = one_hot(layout.offsets, labels)
     natural = Order(np.arange(layout.n_vars))
     if stopped is not None:
         state = program.start(start)
         warm_up(program, natural, state, loop.trace)
         with loop.clock():
-            late = (
-                2 * finder.sweep_seconds > max(0.0, session.seconds_left) + session.limits.overtime
-            )
+            left = max(0.0, session.seconds_left) + session.limits.overtime
+            late = 2 * finder.sweep_seconds > left
             if stopped is Status.INTERRUPTED or late:
                 return Outcome(start, finder.energy, stopped, labels)  # no entropy: F is E
             once = loop.aside(Limits(1, session.limits.tol))
@@ -300,36 +267,21 @@ def descend_exactly(session: Session, finder: Finder, stopped: Status | None) ->
             if best.status in LIMITS or session.spent is not None or most <= 0:
                 break
             order = Order(rng.permutation(layout.n_vars))
-            other, made = in_order(session, order, start, finder.energy, min(ORDER_SWEEPS, most))
-            most -= made
-            if other.free_energy < best.free_energy:
-                best = other
-            elif other.status is Status.INTERRUPTED:
-                best.status = other.status
+            budget = None if session.limits.budget is None else session.seconds_left
+            tried = loop.aside(Limits(min(ORDER_SWEEPS, most), session.limits.tol, budget))
+            with loop.clock():
+                state = program.start(start)
+                status = tried.run(program, order, state, first=finder.energy)
+                q = program.marginals(state)
+            most -= tried.iterations
+            if tried.last < best.free_energy:
+                best = Outcome(q, tried.last, status)
+            elif status is Status.INTERRUPTED:
+                best.status = status
     except KeyboardInterrupt:
         best.status = Status.INTERRUPTED
     best.labels = labels
     return best
-
-
-def in_order(
-    session: Session, order: Order, start: NDArray[np.float64], first: float, most: int
-) -> tuple[Outcome, int]:
-    """Where sweeps in some order lead, within the limits, and how many were made.
-
-    Args:
-        session: The inference; its trace doesn't show these sweeps.
-        order: The order.
-        start: Where to start.
-        first: F there.
-        most: Maximum number of sweeps.
-    """
-    left = None if session.limits.budget is None else session.seconds_left
-    program, loop = session.program, session.loop.aside(Limits(most, session.limits.tol, left))
-    with session.loop.clock():
-        state = program.start(start)
-        status = loop.run(program, order, state, first=first)
-        return Outcome(program.marginals(state), loop.last, status), loop.iterations
 
 
 # ---- solve_map ----
@@ -349,35 +301,27 @@ def search_forbidden(session: Session) -> Outcome:
     scale = interaction_scale(lowered.soften(0.0))
     first = soft.within(share_left(session, tuned.FIRST_SHARE))
     found = LabellingSearch(first, lowered, scale).run()
-    if found.status in HALTED or np.isfinite(found.free_energy):
-        if found.status in HALTED or session.spent is not None:
-            return found
-        return searched_on(soft, found, lowered, scale)
-    try:
-        finder = Finder(session.within(share_left(session, tuned.REPAIR_SHARE)))
-        stopped, proved = finder.search(None)
-    except KeyboardInterrupt:
-        return replace(found, status=Status.INTERRUPTED)
-    if proved:
-        return replace(found, status=Status.INFEASIBLE)
-    if finder.labels is not None:
-        found = replace(found, labels=finder.labels, free_energy=lowered.energy(finder.labels))
-    if stopped in HALTED:
-        return replace(found, status=stopped)
-    if session.spent is not None:
-        return replace(found, status=session.spent)
-    return searched_on(soft, found, lowered, scale)
-
-
-def searched_on(soft: Session, found: Outcome, lowered: Lowered, scale: float) -> Outcome:
-    """The better labelling after another search, which starts from one that was found."""
+    if found.status not in HALTED and not np.isfinite(found.free_energy):
+        try:
+            finder = Finder(session.within(share_left(session, tuned.REPAIR_SHARE)))
+            stopped, proved = finder.search(None)
+        except KeyboardInterrupt:
+            return replace(found, status=Status.INTERRUPTED)
+        if proved:
+            return replace(found, status=Status.INFEASIBLE)
+        if finder.labels is not None:
+            found = replace(found, labels=finder.labels, free_energy=lowered.energy(finder.labels))
+        ended = stopped if stopped in HALTED else session.spent
+        found = found if ended is None else replace(found, status=ended)
+    if found.status in HALTED or session.spent is not None:
+        return found
     assert found.labels is not None
-    start = one_hot(lowered.layout.offsets, found.labels).astype(np.float64, copy=False)
-    later = LabellingSearch(soft.restarted(start), lowered, scale).run()
+    start = one_hot(lowered.layout.offsets, found.labels)
+    later = LabellingSearch(soft.within(start=start), lowered, scale).run()
     return replace(found, status=later.status) if found.free_energy < later.free_energy else later
 
 
-def spreads(lowered: Lowered) -> NDArray[np.float64]:
+def spreads(lowered: Lowered) -> Doubles:
     """The largest change of finite energy that each variable can make.  # (n_vars,)"""
     n, offsets = lowered.layout.n_vars, lowered.layout.offsets[:-1]
     total = np.zeros(n)

@@ -1,4 +1,8 @@
-"""Limits, which are values, and the clock, trace and best states of one field's inference."""
+"""Limits, which are values, durations, and the clock, trace and best states of an inference.
+
+F of the start is timed before the clock starts. Whatever follows is only begun if it is expected
+to end in time: an iteration and the evaluation of F after it, or a part of a sweep.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +10,35 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.core.engines.base import Rows
-from proxfield.core.solve.pace import SHORT_EVALUATION, Clock, Costs
-from proxfield.core.terms.base import Floats
-from proxfield.result import Status, Trace
+from proxfield.core.engines.base import Batch, Rows
+from proxfield.core.engines.plan import Custom, Order, Update
+from proxfield.core.terms.base import Doubles, Floats
+from proxfield.result import Trace
+
+P = TypeVar("P")
+S = TypeVar("S")
+Clock = Callable[[], float]
+"""Gives the time in seconds, from any origin."""
 
 OVERTIME_SHARE, OVERTIME_SECONDS = 0.04, 0.005
 """See `Limits.overtime`: a share of the budget, and seconds."""
+LOOK_SECONDS = 0.05
+"""Aim of a look at the clock, the callback and Ctrl-C."""
+FIRST_CHUNK = 4
+"""Iterations before the first look at the clock."""
+ENDING_ITERATIONS = 1.5
+"""What the last F and the copy of the marginals take, in iterations, where F was never timed."""
+FIRST_EVALUATIONS, SHORT_EVALUATION = 3, 0.005
+"""How often F of the start is timed where it takes fewer seconds than this (once, where more)."""
+ITERATION_COST: dict[type, float] = {Update: 2.0, Order: 12.0, Custom: 3.0}
+"""Duration of an iteration in evaluations of F, before one has been timed."""
+RESIDUAL_COST = 12.0
+"""Duration of a fixed-point test in evaluations of F, before one has been timed."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +50,6 @@ class Limits:
         tol: Stop at a fixed point: where no entry of softmax(−g(q)) differs from q by more. A
             negative one never stops.
         budget: Maximum number of seconds, or None.
-
-    Example:
-        >>> Limits(100, budget=2.0).until(iterations=40, seconds=3.0)
-        Limits(max_iters=40, tol=1e-06, budget=2.0)
     """
 
     max_iters: int
@@ -61,22 +79,91 @@ class Limits:
         return OVERTIME_SHARE * (self.budget or 0.0) + OVERTIME_SECONDS
 
 
-@dataclass(frozen=True)
-class Seen:
-    """A state seen on the way.
+@dataclass
+class Costs:
+    """Durations in seconds, measured as an inference goes on.
 
     Attributes:
-        free_energy: F, as it was traced.
-        recover: Gives F and the marginals of that state.
+        evaluation: One evaluation of F.
+        iterations: One iteration, by type of plan.
+        residual: One fixed-point test.
     """
 
-    free_energy: float
-    recover: Callable[[], tuple[float, NDArray[np.float64]]]
+    evaluation: float = 0.0
+    iterations: dict[type, float] = field(default_factory=dict)
+    residual: float | None = None
 
-    @classmethod
-    def at(cls, f: float, q: NDArray[np.float64]) -> Seen:
-        """A state whose F and marginals are at hand."""
-        return cls(f, lambda: (f, q))
+    def evaluate(self, program: Batch[P, S], state: S, now: Clock) -> Doubles:
+        """F of each field, timed; the shortest of a few evaluations counts.  # (fields,)"""
+        for _ in range(FIRST_EVALUATIONS):
+            begun = now()
+            f = program.free_energy_each(state)
+            seconds = now() - begun
+            self.evaluation = min(self.evaluation or np.inf, seconds)
+            if seconds > SHORT_EVALUATION:
+                break
+        return f
+
+    def iteration(self, plan: object) -> float:
+        """Duration of an iteration: as measured last, or a guess."""
+        guess = ITERATION_COST.get(type(plan), 1.0) * self.evaluation
+        return self.iterations.get(type(plan), guess)
+
+    def test(self) -> float:
+        """Duration of a fixed-point test: as measured last, or a guess."""
+        return RESIDUAL_COST * self.evaluation if self.residual is None else self.residual
+
+
+@dataclass
+class Pace:
+    """How many iterations to make before the next look at the clock."""
+
+    chunk: int = FIRST_CHUNK
+    per_iteration: float = 0.0
+    fixed: bool = False
+    """Whether the program looks after a fixed number of iterations, unless the end comes first."""
+    ending: float | None = None
+    """Seconds that the end takes (F of the last state); None: as long as some iterations."""
+
+    def until_end(self, left: float) -> float:
+        """What is left for iterations of so many seconds."""
+        ending = ENDING_ITERATIONS * self.per_iteration if self.ending is None else self.ending
+        return left - ending
+
+    def next(self, left: float, most: int) -> int:
+        """Iterations to make now, with so many seconds and iterations left."""
+        if self.per_iteration > 0 and np.isfinite(left):
+            fits = max(1, int(self.until_end(left) / self.per_iteration))
+            if self.fixed:
+                return min(self.chunk, fits, most)
+            self.chunk = min(self.chunk, fits)
+        return min(self.chunk, most)
+
+    def too_late(self, left: float, part: float = 1.0) -> bool:
+        """Would this part of an iteration end after so many seconds?"""
+        return left <= 0 or self.until_end(left) < part * self.per_iteration
+
+    def learn(self, made: int, seconds: float) -> None:
+        """So many iterations took so many seconds."""
+        self.per_iteration = seconds / max(1, made)
+        aim = int(LOOK_SECONDS / max(self.per_iteration, 1e-9))
+        if not self.fixed:
+            self.chunk = max(1, min(4 * self.chunk, aim))
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A state seen on the way: F as it was traced, and how to get at F and its marginals."""
+
+    free_energy: float
+    recover: Callable[[], tuple[float, Doubles]]
+
+
+def lower(known: Seen | None, seen: Seen | None) -> Seen | None:
+    """The one of two states that has the lower F; +inf and NaN count as no state."""
+    if seen is None or not np.isfinite(seen.free_energy):
+        return known
+    return seen if known is None or seen.free_energy < known.free_energy else known
 
 
 @dataclass(frozen=True)
@@ -105,11 +192,6 @@ class Progress:
 Callback = Callable[[Progress], object]
 
 
-def unchanged(q: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Marginals of a field whose variables are the user's."""
-    return q
-
-
 @dataclass
 class History:
     """Clock, trace and best states of one field's inference; its stages share them.
@@ -126,7 +208,7 @@ class History:
     limits: Limits
     callback: Callback | None = None
     trace: bool = True
-    expand: Callable[[NDArray[np.float64]], NDArray[np.float64]] = unchanged
+    expand: Callable[[Doubles], Doubles] = field(default=lambda q: q)
     now: Clock = field(default_factory=lambda: time.perf_counter)
     member: str = ""
     """Which member of a portfolio is running ("" outside of one)."""
@@ -147,13 +229,7 @@ class History:
     told: list[tuple[Floats, float]] = field(default_factory=list)
     """Marginals (these very arrays) and their F."""
 
-    # ---- limits and clock ----
-
-    def spent(self, limits: Limits) -> Status | None:
-        """Which of these limits has been reached, if one has."""
-        if self.iterations >= limits.max_iters:
-            return Status.MAX_ITERS
-        return Status.BUDGET if limits.seconds_left(self.elapsed) <= 0 else None
+    # ---- the clock ----
 
     @contextmanager
     def clock(self) -> Iterator[None]:
@@ -181,43 +257,25 @@ class History:
         """F of these marginals, if it was told."""
         return next((f for known, f in reversed(self.told) if known is q), None)
 
-    def remember(self, f: float, q: NDArray[np.float64]) -> None:
-        """Keep a state if it is the best so far."""
-        if np.isfinite(f) and (self.best is None or f < self.best.free_energy):
-            self.best = Seen.at(f, q)
+    def remember(self, f: float, q: Doubles) -> None:
+        """Keep a state of the present plan if it is the best of these."""
+        self.best = lower(self.best, Seen(f, lambda: (f, q)))
 
-    def replace_best(self, f: float, q: NDArray[np.float64]) -> None:
-        """Keep this state, and forget the best one of the present plan."""
-        self.best = None
-        self.remember(f, q)
+    def keep(self, f: float, q: Doubles) -> None:
+        """Keep a state of an earlier stage if it is the best of these."""
+        self.earlier = lower(self.earlier, Seen(f, lambda: (f, q)))
 
     def begin_stage(self) -> None:
         """Forget the best state of the last plan, but for Ctrl-C and ``keep="best"``."""
-        self.set_aside(self.best)
+        self.earlier = lower(self.earlier, self.best)
         self.best = None
 
-    def set_aside(self, seen: Seen | None) -> None:
-        """Keep a state of an earlier stage if it is the best of these."""
-        if seen is None or not np.isfinite(seen.free_energy):
-            return
-        if self.earlier is None or seen.free_energy < self.earlier.free_energy:
-            self.earlier = seen
-
-    def keep(self, f: float, q: NDArray[np.float64]) -> None:
-        """Keep a state of an earlier stage, by its F and marginals, if it is the best of these."""
-        self.set_aside(Seen.at(f, q))
-
     # ---- the trace ----
-
-    def standing(self, tol: float) -> bool:
-        """Whether the last run made no update, or one that hardly changed q."""
-        change = self.pieces[-1].change
-        return len(change) == 0 or bool(change[-1] <= tol)
 
     def append(
         self,
         first: int,
-        moments: list[NDArray[np.float64]],
+        moments: list[Doubles],
         batches: list[Rows],
         last: float,
         visible: bool,
@@ -235,20 +293,20 @@ class History:
             self.iterations -= len(change) - good
             f, change, seconds = f[: good + 1], change[:good], seconds[:good]
         if not self.pieces:
-            self._row(0, 0.0, float(f[0]), np.nan)
+            self._row(0, 0.0, float(f[0]))
         k = len(f) - 1
         iterations = first + 1 + np.arange(k)
         self.pieces.append(Trace(iterations, seconds, f[1:], change, [self.member] * k))
 
-    def _row(self, iteration: int, seconds: float, free_energy: float, change: float) -> None:
-        s, f, c = (np.array([x], dtype=np.float64) for x in (seconds, free_energy, change))
+    def _row(self, iteration: int, seconds: float, free_energy: float) -> None:
+        s, f, c = (np.array([x], dtype=np.float64) for x in (seconds, free_energy, np.nan))
         self.pieces.append(Trace(np.array([iteration]), s, f, c, [self.member]))
 
     def note(self, iterations: int, seconds: float, free_energy: float) -> None:
         """One row for many iterations made elsewhere (in chains): the best F after them."""
         self.iterations += iterations
         self.elapsed = seconds
-        self._row(self.iterations, seconds, free_energy, np.nan)
+        self._row(self.iterations, seconds, free_energy)
 
     def make_trace(self) -> Trace:
         """The rows of all runs."""
@@ -264,39 +322,23 @@ class History:
 
     # ---- the callback ----
 
-    def asked_to_stop(self, rows: Rows, marginals: Callable[[], NDArray[np.float64]]) -> bool:
-        """Tell the callback what some updates did; True if it asks to stop.
-
-        Args:
-            rows: The updates.
-            marginals: Gives a copy of the marginals after them.
-        """
-        if self.callback is None:
-            return False
-        f, change = float(rows.free_energy[-1]), float(rows.change[-1])
-        return bool(self.callback(self._progress(f, change, marginals)))
-
     def report(
-        self, free_energy: float, q: NDArray[np.float64], seconds: float | None = None
-    ) -> bool:
-        """Tell the callback about progress made elsewhere; True if it asks to stop."""
-        if self.callback is None:
-            return False
-        return bool(self.callback(self._progress(free_energy, np.nan, lambda: q, seconds)))
-
-    def _progress(
         self,
         free_energy: float,
-        change: float,
-        marginals: Callable[[], NDArray[np.float64]],
+        marginals: Callable[[], Doubles],
+        change: float = np.nan,
         seconds: float | None = None,
-    ) -> Progress:
-        return Progress(
-            iteration=self.iterations,
-            seconds=self.elapsed if seconds is None else seconds,
-            free_energy=free_energy,
-            change=change,
-            max_iters=self.limits.max_iters,
-            budget=self.limits.budget,
-            marginals=lambda: self.expand(marginals()),
+    ) -> bool:
+        """Tell the callback how far it is; True if it asks to stop."""
+        if self.callback is None:
+            return False
+        progress = Progress(
+            self.iterations,
+            self.elapsed if seconds is None else seconds,
+            free_energy,
+            change,
+            self.limits.max_iters,
+            self.limits.budget,
+            lambda: self.expand(marginals()),
         )
+        return bool(self.callback(progress))

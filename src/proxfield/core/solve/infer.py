@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from proxfield.core.common.checks import is_whole
 from proxfield.core.common.logs import log
 from proxfield.core.engines.registry import program_for
-from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.solve.history import Callback
 from proxfield.core.solve.loop import Loop
-from proxfield.core.solve.problem import Outcome
 from proxfield.core.solve.progress import watching
-from proxfield.core.solve.request import Request, choose_place, device_memory, on_gpu
-from proxfield.core.solve.rules.base import Rule
+from proxfield.core.solve.request import Request, Start, check, choose_place, device_memory, on_gpu
+from proxfield.core.solve.rules.base import Outcome, Rule
 from proxfield.core.solve.rules.registry import make_rule
 from proxfield.core.solve.session import Session
-from proxfield.core.solve.starts import Start
-from proxfield.errors import InputError, InputTypeError, UnsupportedError, shown
+from proxfield.errors import InputError, InputTypeError, UnsupportedError
 from proxfield.field import Field
 from proxfield.result import Result, Status
+
+if TYPE_CHECKING:
+    from proxfield.core.solve.search.cells import Cell
 
 MAX_DOUBLE_CHECK = 2**20
 """Entries up to which F of a float32 result is evaluated again in float64."""
@@ -104,7 +103,7 @@ def infer(
         raise InputTypeError(f"infer takes a Field, not {type(field).__name__}")
     request = Request(
         make_rule(rule, params),
-        choose_place(device, kernels, dtype),
+        *choose_place(device, kernels, dtype),
         init=init,
         max_iters=max_iters,
         tol=tol,
@@ -116,8 +115,7 @@ def infer(
         trace=trace,
     )
     check_modes(modes, request.rule)
-    if not isinstance(progress, (bool, np.bool_)):
-        raise InputError(f"progress={shown(progress)}, expected True or False")
+    check(progress=progress)
     field = field.snapshot()  # a callback may add terms to the user's
     with watching(bool(progress), request.rule.name, callback) as showing:
         begun = request.now()
@@ -140,10 +138,9 @@ def infer(
     return result
 
 
-def check_modes(modes: Any, rule: Rule) -> None:
+def check_modes(modes: int, rule: Rule) -> None:
     """Raise `InputError` unless this is a number of modes that the rule can look for."""
-    if not is_whole(modes) or modes < 1:
-        raise InputError(f"modes={shown(modes)}, expected a whole number, 1 or more")
+    check(modes=modes)
     if modes > 1 and not rule.explores:
         raise InputError(f"modes={modes} needs the rule auto, not {rule.name}")
 
@@ -158,21 +155,29 @@ def infer_one(field: Field, request: Request, session: Session) -> Result:
     with device_memory(request.kernels, lowered):
         try:
             done = solve(session, request.rule)
-            return completed(field, request, session, done)
+            return finish(field, request, session, accurate(done, request, session))
         except KeyboardInterrupt:  # outside of an iteration: preparing, between stages, at the end
             best = interrupted(session)
             if done is not None and done.free_energy <= best.free_energy:
                 best = replace(done, status=Status.INTERRUPTED)
-        return completed(field, request, session, best)
+        return finish(field, request, session, accurate(best, request, session))
 
 
-def completed(field: Field, request: Request, session: Session, outcome: Outcome) -> Result:
-    """The result of an outcome; of small fields in float32, with F in float64."""
+def accurate(
+    outcome: Outcome, request: Request, session: Session, cell: Cell | None = None
+) -> Outcome:
+    """An outcome whose bound is one: of small fields in float32, F is evaluated in float64.
+
+    It is F of exactly these marginals, normalized in float64 (within a cell, if one is given).
+    """
     lowered = session.problem.lowered
-    rough = lowered.layout.size <= MAX_DOUBLE_CHECK and not session.program.sums_in_double
-    if request.dtype == "float32" and rough and np.isfinite(outcome.free_energy):
-        outcome = in_double(outcome, lowered, session.kernels)
-    return finish(field, request, session, outcome)
+    exact = request.dtype != "float32" or session.program.sums_in_double
+    if exact or lowered.layout.size > MAX_DOUBLE_CHECK or not np.isfinite(outcome.free_energy):
+        return outcome
+    q = outcome.q if cell is None else cell.condition(lowered.layout, outcome.q)
+    q = lowered.layout.normalize(np.asarray(q, dtype=np.float64))
+    program = program_for(lowered, session.kernels)
+    return replace(outcome, q=q, free_energy=program.free_energy(program.start(q)))
 
 
 def interrupted(session: Session) -> Outcome:
@@ -190,24 +195,17 @@ def interrupted(session: Session) -> Outcome:
 def solve(session: Session, rule: Rule) -> Outcome:
     """Run a rule; where configurations are forbidden, around them."""
     lowered = session.problem.lowered
-    if lowered.hard and lowered.extras:
+    if not lowered.hard:
+        return rule.solve(session)
+    if lowered.extras:
         names = ", ".join(dict.fromkeys(t.name for t in lowered.extras))
         raise UnsupportedError(
             f"forbidden configurations together with a term that has no tables ({names}) are not "
             "supported; forbid single labels, or use a large finite energy"
         )
-    if lowered.hard:
-        from proxfield.core.solve.forbidden import solve_hard
+    from proxfield.core.solve.forbidden import solve_hard
 
-        return solve_hard(session, rule)
-    return rule.solve(session)
-
-
-def in_double(outcome: Outcome, lowered: Lowered, kernels: str) -> Outcome:
-    """The same marginals, normalized in float64, and F of exactly these: a bound must be one."""
-    q = lowered.layout.normalize(np.asarray(outcome.q, dtype=np.float64))
-    program = program_for(lowered, kernels)
-    return replace(outcome, q=q, free_energy=program.free_energy(program.start(q)))
+    return solve_hard(session, rule)
 
 
 def finish(field: Field, request: Request, session: Session, outcome: Outcome) -> Result:

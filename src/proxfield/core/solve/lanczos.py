@@ -1,18 +1,26 @@
-"""The Lanczos method with thick restarts, a few products at a time.
+"""The Lanczos method with thick restarts, a few products at a time, and steps that it certifies.
 
-It can stop after any product and go on later, which lets iterations of a field run in between.
+It can stop after any product and go on later, which lets iterations of a field run in between. So
+a better certified step is looked for while iterations go on with the first one (`StepRefinement`).
+The bounds λ_i of single variables certify a step at once. H never exceeds diag(λ_i), mostly by
+far: ρ, the largest eigenvalue of diag(λ_i)^-½ P H P diag(λ_i)^-½, is at most 1, and ρ λ_i certify
+larger steps. ρ is found a few products after every few iterations. How many of both depends on the
+field alone: seconds don't show in a run that ends before its budget. Runs without a budget look for
+λ first, as updates count there and not seconds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from proxfield.core.common.arrays import Array
+from proxfield.core.engines.plan import damping_for
+from proxfield.core.lowering.lowered import Lowered
+from proxfield.core.solve.history import Clock
 from proxfield.core.terms.base import Doubles, Floats
 
 BASIS = 18
@@ -23,44 +31,35 @@ COLUMNS = 1 << 14
 """Entries of the basis that a restart combines at a time."""
 BREAKDOWN = 1e-12
 """A new direction of this relative length is rounding: the basis spans an invariant space."""
+PRODUCTS = 5
+"""Products between two runs of iterations."""
+CALL_WORK = 1 << 17
+VECTOR_WORK = 32
+"""What a product takes beside its arithmetic, and per entry of the vectors: in entries and edge
+ends of an iteration."""
+ITERATION_SHARE = 4
+"""Time for iterations, in times of the search: it gets about a fifth, as λ does of a budget."""
+TOLERANCE = 0.01
+MARGIN = 0.02
+"""Relative residual at which ρ is found, and the share by which it is then enlarged: few products
+count for more here than the last percent of a step."""
+MIN_GAIN = 1.1
+"""Factor by which steps have to grow on average; where they can't, the search ends early."""
 
 
-def length(vector: NDArray[np.float64]) -> float:
-    """The Euclidean length; squares of large entries don't overflow in it.
-
-    Example:
-        >>> float(round(length(np.array([3e200, 4e200])) / 1e200, 9))
-        5.0
-    """
+def length(vector: Doubles) -> float:
+    """The Euclidean length; squares of large entries don't overflow in it."""
     from scipy.linalg import norm
 
     return float(norm(vector, check_finite=False))
 
 
-class Vectors(Protocol):
-    """Where vectors are, and what can be done with them beside arithmetic.
+class HostVectors:
+    """Vectors of numpy, and what is done with them beside arithmetic; a device has its own kind.
 
     Attributes:
         columns: Entries of the basis that a restart combines at a time.
     """
-
-    columns: int
-
-    def zeros(self, *shape: int) -> Array:
-        """As `numpy.zeros`."""
-
-    def put(self, values: Floats) -> Array:
-        """An array of numpy there."""
-
-    def get(self, values: Array) -> Doubles:
-        """The other way."""
-
-    def length(self, vector: Array) -> float:
-        """The Euclidean length."""
-
-
-class HostVectors:
-    """Vectors of numpy."""
 
     columns = COLUMNS
 
@@ -68,15 +67,16 @@ class HostVectors:
         """The Euclidean length."""
         return length(vector)
 
-    def zeros(self, *shape: int) -> NDArray[np.float64]:
+    def zeros(self, *shape: int) -> Doubles:
         """As `numpy.zeros`."""
         return np.zeros(shape)
 
     def put(self, values: Floats) -> Doubles:
-        """The array itself."""
+        """An array of numpy as one of this kind."""
         return np.asarray(values, dtype=np.float64)
 
     get = put
+    """An array of this kind as one of numpy."""
 
 
 HOST = HostVectors()
@@ -97,13 +97,6 @@ class Lanczos:
             largest eigenvalue isn't smaller.
         converged: Whether the residual is below ``tol``.
         products: Products made.
-
-    Example:
-        >>> lanczos = Lanczos(lambda v: np.arange(100.0) * v, 100)
-        >>> while not lanczos.converged:
-        ...     lanczos.advance(5)
-        >>> round(lanczos.value, 1)
-        99.0
     """
 
     def __init__(
@@ -112,7 +105,7 @@ class Lanczos:
         size: int,
         tol: float = 5e-4,
         most: int = 1000,
-        vectors: Vectors = HOST,
+        vectors: HostVectors = HOST,
     ) -> None:
         self.vectors = vectors
         self.apply, self.size, self.tol, self.most = apply, size, tol, most
@@ -203,3 +196,58 @@ class Lanczos:
         self._projected[:] = 0.0
         self._projected[np.arange(kept), np.arange(kept)] = values[-kept:]
         self._used = self._kept = kept
+
+
+@dataclass
+class StepRefinement:
+    """The search for ρ, and the step that it certifies.
+
+    Args:
+        lanczos: Finds ρ.
+        scaled: λ_i of the terms whose H it multiplies with.  # (n_vars,)
+        others: λ_i of all other terms.  # (n_vars,)
+        every: Iterations between two pieces of work.
+        seconds: Maximum seconds to spend.
+    """
+
+    lanczos: Lanczos
+    scaled: Doubles
+    others: Doubles
+    every: int
+    seconds: float
+    now: Clock
+    ended: bool = False
+    """Whether there is nothing more to find."""
+    step: Doubles | None = None
+    """The step of each variable, once it is found.  # (n_vars,)"""
+    spent: float = field(default=0.0, init=False)
+
+    def advance(self, late: Callable[[], bool]) -> None:
+        """Do a piece of the work; ``late`` tells whether the time of the whole run is over."""
+        begun = self.now()
+        self.lanczos.advance(PRODUCTS, late)
+        self.spent += self.now() - begun
+        lanczos, first = self.lanczos, self._steps(1.0).mean()
+        # ρ isn't below what Lanczos has so far
+        too_large = self._steps(lanczos.value).mean() < MIN_GAIN * first
+        stopped = late() or self.spent > self.seconds
+        self.ended = bool(stopped or lanczos.exhausted or too_large)
+        if lanczos.converged and not stopped:
+            found = self._steps((1.0 + MARGIN) * lanczos.value)
+            self.step = found if found.mean() > first else None
+
+    def _steps(self, ratio: float) -> Doubles:
+        """What the bounds certify if ρ is this.  # (n_vars,)"""
+        bound = min(1.0, max(0.0, ratio)) * self.scaled + self.others
+        return 1.0 / (1.0 + damping_for(bound))
+
+
+def iterations_between(lowered: Lowered) -> int:
+    """Iterations between two pieces, by the work of both: the same on every machine."""
+    work = lowered.layout.size + sum(
+        2 * len(t.edges) for t in (lowered.ising, lowered.potts) if t is not None
+    )
+    work += sum(f.degree * len(f.scopes) * f.tables[0].size for f in lowered.factors)
+    vectors = VECTOR_WORK * lowered.layout.n_vars
+    pieces = ITERATION_SHARE * PRODUCTS
+    return int(np.ceil(pieces * (1.0 + (CALL_WORK + vectors) / max(1, work))))

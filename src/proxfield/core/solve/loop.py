@@ -6,28 +6,31 @@ Everything that iterates goes through it: one field (`Loop.run`), fields that it
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Callable
 from copy import Error as CopyError
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.core.common.arrays import Doubles
 from proxfield.core.common.interrupts import finish_first
 from proxfield.core.engines.base import Batch, Program, Rows, State, Updates
 from proxfield.core.engines.plan import Order, Update
-from proxfield.core.solve.history import History, Limits, Seen
-from proxfield.core.solve.pace import FIRST_CHUNK, Pace, advance, advance_in_parts, sweep_parts
-from proxfield.core.solve.stationarity import fixed_points, is_fixed_point
+from proxfield.core.solve.history import FIRST_CHUNK, Clock, History, Limits, Pace, Seen, lower
+from proxfield.core.solve.stationarity import fixed_points
 from proxfield.result import Status
 
 if TYPE_CHECKING:
-    from proxfield.core.solve.refinement import StepRefinement
+    from proxfield.core.solve.lanczos import StepRefinement
 
 P = TypeVar("P")
 S = TypeVar("S")
+SWEEP_PARTS = 32
+"""Parts of a sweep between two looks at the clock, where a whole one may not fit the budget."""
 
 
 @dataclass
@@ -92,9 +95,9 @@ class Loop(History):
         return self.last
 
     def is_fixed_point(self, program: Program, state: State, tol: float) -> bool:
-        """As in `stationarity`, timed."""
+        """Whether softmax(−g(q)) is within ``tol`` of q, up to rounding; timed."""
         begun = self.now()
-        answer = is_fixed_point(program, state, tol)
+        answer = bool(fixed_points(program, state, tol)[0])
         self.costs.residual = self.now() - begun
         return answer
 
@@ -110,25 +113,38 @@ def warm_up(program: Batch[P, S], plan: P, state: S, trace: bool) -> None:
     program.warm_up(plan, state, trace)
 
 
+def advance(
+    program: Updates[P, S],
+    state: S,
+    plan: P,
+    n: int,
+    tol: float,
+    trace: bool,
+    wanted: NDArray[np.bool_],
+) -> list[Rows]:
+    """Up to n iterations; random orders that weren't used are given back to the generator."""
+    shuffle = plan.shuffle if isinstance(plan, Order) else None
+    drawn = shuffle.bit_generator.state if shuffle else {}
+    rows = program.advance_each(state, plan, n, tol, trace, wanted)
+    made = max(len(r) for r in rows)
+    if isinstance(plan, Order) and shuffle and made < n:
+        shuffle.bit_generator.state = drawn
+        for _ in range(made):
+            shuffle.permutation(plan.variables)
+    return rows
+
+
 def make_updates(
     program: Updates[P, S], plan: P, state: S, max_iters: int, tol: float = -1.0
-) -> Status:
-    """Nothing but updates: no F, no test for a fixed point, no look at the clock.
+) -> None:
+    """Nothing but updates, in place: no F, no test for a fixed point, no look at the clock.
 
-    Args:
-        program: What to update.
-        plan: How the state moves.
-        state: Where it is; changed in place.
-        max_iters: Maximum number of updates.
-        tol: Change of q that is enough to stop; a negative one never stops.
-
-    Raises:
-        KeyboardInterrupt: At Ctrl-C.
+    A change of q by at most ``tol`` ends them. Ctrl-C raises KeyboardInterrupt.
     """
-    limits = Limits(max_iters, tol)
-    runs = [Run(Loop(limits, trace=False), limits)]
-    drive = Drive(cast("Batch[P, S]", program), plan, state, runs, False, bare=True)
-    return drive.to_the_end()[0]
+    if isinstance(plan, Update):
+        plan = cast(P, plan.refined())
+    if max_iters > 0:
+        advance(program, state, plan, max_iters, tol, False, np.ones(1, dtype=bool))
 
 
 def run_together(
@@ -136,12 +152,8 @@ def run_together(
 ) -> list[Status]:
     """Iterate fields together, each to its own end and within its own limits.
 
-    Args:
-        loops: Of each field, with its limits; none has run yet, and all use the same clock.
-        program: The fields.
-        plan: How they move.
-        state: Where they are; changed in place.
-        keep_best: Remember the state of lowest F of each.
+    None of their loops has run yet, and all use the same clock. Other arguments are those of
+    `Loop.run`.
     """
     warm_up(program, plan, state, loops[0].trace)
     if loops[0].limits.budget is not None:
@@ -162,7 +174,7 @@ class Run:
     status: Status | None = None
     """Why it stopped, once it has."""
     rows: list[Rows] = field(default_factory=list)
-    moments: list[NDArray[np.float64]] = field(default_factory=list)
+    moments: list[Doubles] = field(default_factory=list)
     waiting: int = 0
     """Iterations to wait since the last test for a fixed point failed."""
     test_at: int = 0
@@ -178,15 +190,16 @@ class Run:
 
     @property
     def seconds_left(self) -> float:
+        """Seconds until the end; infinite without a budget."""
         return self.limits.seconds_left(self.loop.elapsed)
 
     def iterations_left(self) -> int:
-        """Until the next test, or the end."""
+        """Iterations until the next test, or the end."""
         end = self.limits.max_iters
         return (min(self.test_at, end) if self.quiet else end) - self.loop.iterations
 
     def take(self, rows: Rows, seconds: float) -> None:
-        """Some updates were made, and so many seconds have passed since the run began."""
+        """Keep the rows of some updates, after so many seconds of the run."""
         begun, self.loop.elapsed = self.loop.elapsed, self.base + seconds
         self.rows.append(rows)
         self.moments.append(np.linspace(begun, self.loop.elapsed, len(rows) + 1)[1:])
@@ -197,40 +210,15 @@ class Run:
         rows, loop, limits = self.rows[-1], self.loop, self.limits
         change = float(rows.change[-1]) if len(rows) else 0.0
         if change <= limits.tol:
-            if loop.iterations < min(
-                self.test_at, limits.max_iters
-            ):  # looks must not show in the result
+            # looks must not show in the result
+            if loop.iterations < min(self.test_at, limits.max_iters):
                 return None
             return Status.CONVERGED if loop.may_test(limits) else Status.BUDGET
         return Status.DIVERGED if np.isnan(change) else None
 
-    def go_on(self) -> None:
-        """It isn't at a fixed point yet, although q hardly moves."""
-        self.waiting = max(1, 2 * self.waiting)
-        self.test_at = self.loop.iterations + self.waiting
-
-
-@dataclass(frozen=True)
-class Before(Generic[S]):
-    """What was there before some updates: marginals of each field, or a copy of the state."""
-
-    marginals: list[NDArray[np.float64]]
-    state: S | None = None
-
 
 class Drive(Generic[P, S]):
-    """A state on its way: all fields of a program until each has stopped.
-
-    Args:
-        program: The fields; where ``bare``, it need only be `Updates`.
-        plan: How they move.
-        state: Where they are.
-        runs: Of each field.
-        trace: Find F of every state.
-        keep_best: Remember the state of lowest F.
-        visible: Is the program's F the user's?
-        bare: See `make_updates`.
-    """
+    """A state on its way: all fields of a program, each with a run, until each has stopped."""
 
     def __init__(
         self,
@@ -242,27 +230,25 @@ class Drive(Generic[P, S]):
         *,
         keep_best: bool = False,
         visible: bool = True,
-        bare: bool = False,
     ) -> None:
         self.program, self.plan, self.state, self.runs = program, plan, state, runs
-        self.keep_best, self.visible, self.bare = keep_best, visible, bare
-        lead = runs[0].loop
+        self.visible, lead = visible, runs[0].loop
         self.trace, self.now = trace, lead.now
         hurry = any(run.limits.budget is not None for run in runs)
         slow = program.slow
-        first = max(1, runs[0].limits.max_iters) if bare else 1 if slow else FIRST_CHUNK
-        self.pace = Pace(program.looks_every or first, fixed=program.looks_every > 0)
+        chunk = program.looks_every or (1 if slow else FIRST_CHUNK)
+        self.pace = Pace(chunk, fixed=program.looks_every > 0)
         if hurry:
             self.pace.per_iteration = lead.costs.iteration(plan)
             self.pace.ending = lead.costs.evaluation
         self.parts = sweep_parts(plan) if slow and hurry and program.cuts_sweeps else []
-        self.blind = program.fields > 1 and not (self.trace or getattr(plan, "watches", False))
-        """Whether F of the states isn't known, so that none of them can be the best."""
+        blind = program.fields > 1 and not (trace or getattr(plan, "watches", False))
+        self.looks_back = keep_best and not blind  # without F, no state is known to be the best
         self.refinement: StepRefinement | None = None
         """A better step for the plan, while it is looked for."""
         if isinstance(plan, Update) and plan.refinement is not None:
             self.plan = cast(P, plan.refined())
-            if not (bare or plan.refinement.ended):
+            if not plan.refinement.ended:
                 self.refinement, self.refine_at = plan.refinement, plan.refinement.every
         self.begun = self.now()
 
@@ -277,8 +263,6 @@ class Drive(Generic[P, S]):
                     if some:
                         self.advance(some)
         except KeyboardInterrupt:
-            if self.bare:
-                raise
             for run in self.runs:
                 run.status = run.status or Status.INTERRUPTED
         finally:
@@ -288,7 +272,7 @@ class Drive(Generic[P, S]):
     def moving(self) -> list[int]:
         """Fields that neither stopped nor reached a limit."""
         part = 1 / len(self.parts) if self.parts else 1.0
-        seconds = 0.0 if self.bare else self.now() - self.begun
+        seconds = self.now() - self.begun
         for run in self.runs:
             if run.status is not None:
                 continue
@@ -308,12 +292,12 @@ class Drive(Generic[P, S]):
             n = min(n, self.refine_at - (runs[0].loop.iterations - runs[0].first))
         tol = -1.0 if runs[0].quiet else runs[0].limits.tol
         since, cut = self.now() - self.begun, False
-        with nullcontext() if self.bare else finish_first():
-            before: Before[S] | None = None
-            if self.keep_best and not self.blind:
-                before, n = self.snapshot(n)
+        with finish_first():
+            marginals, kept, n = self.snapshot(n) if self.looks_back else ([], None, n)
             if self.parts and pace.until_end(left) < 2 * pace.per_iteration:
-                rows, cut = self.part_of_a_sweep(runs[0])
+                rows, cut = advance_in_parts(
+                    self.part_of_a_sweep, self.parts, self.deadline(runs[0]), self.now
+                )
                 found = [rows]
             else:
                 wanted = np.zeros(self.program.fields, dtype=bool)
@@ -322,8 +306,8 @@ class Drive(Generic[P, S]):
             seconds = self.now() - self.begun
             for k in some:
                 self.runs[k].take(found[k], seconds)
-                if before is not None:
-                    self.remember(k, before, found[k])
+                if self.looks_back:
+                    self.remember(k, marginals, kept, found[k])
         self.look(some, cut)
         still = [run for run in runs if run.status is None]
         if still:
@@ -333,65 +317,62 @@ class Drive(Generic[P, S]):
         if still:
             self.refine(runs[0])
 
+    def part_of_a_sweep(self, part: Order) -> Rows:
+        """Some visits of a sweep of the only field."""
+        plan, one = cast(P, part), np.ones(1, dtype=bool)
+        return self.program.advance_each(self.state, plan, 1, -1.0, self.trace, one)[0]
+
+    def deadline(self, run: Run) -> float:
+        """When iterations have to end, as the clock counts."""
+        return self.begun + self.pace.until_end(run.limits.seconds_left(run.base))
+
     def refine(self, run: Run) -> None:
         """Look further for a better step of the only field, after so many of its iterations."""
         refinement = self.refinement
         if refinement is None or run.loop.iterations - run.first < self.refine_at:
             return
-        deadline = self.begun + self.pace.until_end(run.limits.seconds_left(run.base))
+        deadline = self.deadline(run)
         refinement.advance(lambda: self.now() > deadline)
         self.refine_at += refinement.every
         if refinement.ended:
             self.refinement = None
             self.plan = cast(P, cast(Update, self.plan).refined())
 
-    def part_of_a_sweep(self, run: Run) -> tuple[Rows, bool]:
-        """One sweep, or as much of it as fits, of the only field."""
-
-        def advance_by(part: Order) -> Rows:
-            plan, wanted = cast(P, part), np.ones(1, dtype=bool)
-            return self.program.advance_each(self.state, plan, 1, -1.0, self.trace, wanted)[0]
-
-        deadline = self.begun + self.pace.until_end(run.limits.seconds_left(run.base))
-        return advance_in_parts(advance_by, self.parts, deadline, self.now)
-
     def look(self, some: list[int], cut: bool) -> None:
         """Stop what has converged, diverged or been asked to stop."""
         runs = {k: self.runs[k] for k in some}
         stops = {k: Status.BUDGET if cut else run.ending() for k, run in runs.items()}
-        test = [k for k in some if stops[k] is Status.CONVERGED and not self.bare]
+        test = [k for k in some if stops[k] is Status.CONVERGED]
         if test:
             begun = self.now()
             reached = fixed_points(self.program, self.state, runs[test[0]].limits.tol)
             seconds = self.now() - begun
             for k in test:
                 runs[k].loop.costs.residual = seconds
-                if not reached[k]:
+                if not reached[k]:  # not a fixed point, although q hardly moves
                     stops[k] = None
-                    runs[k].go_on()
+                    runs[k].waiting = max(1, 2 * runs[k].waiting)
+                    runs[k].test_at = runs[k].loop.iterations + runs[k].waiting
         for k, run in runs.items():
-            run.status = stops[k]
-            marginals = partial(self.marginals_of, k)
-            if run.status is None and run.loop.asked_to_stop(run.rows[-1], marginals):
-                run.status = Status.STOPPED
+            run.status, rows = stops[k], run.rows[-1]
+            if run.status is None and run.loop.callback is not None:
+                f, change = float(rows.free_energy[-1]), float(rows.change[-1])
+                if run.loop.report(f, partial(self.marginals_of, k), change):
+                    run.status = Status.STOPPED
 
-    def marginals_of(self, which: int) -> NDArray[np.float64]:
+    def marginals_of(self, which: int) -> Doubles:
         """A copy of one field's marginals."""
         return self.program.marginals_each(self.state)[which]
 
     def finish(self) -> None:
         """F of the last states, and the rows of all."""
         wanted = [run.rows or run.loop.known is not self.state for run in self.runs]
-        f = np.zeros(0)
-        if any(wanted) and not self.bare:
-            f = self.program.free_energy_each(self.state)
+        f = self.program.free_energy_each(self.state) if any(wanted) else np.zeros(0)
         seconds = self.now() - self.begun
         for k, run in enumerate(self.runs):
             loop = run.loop
             loop.period2 = run.rows[-1].period2 if run.rows else np.inf
-            if self.bare:
-                loop.last = np.nan
-            elif wanted[k]:  # runs that had no time keep what they know
+            if wanted[k]:  # runs that had no time keep what they know
                 loop.last, loop.known = float(f[k]), self.state
             loop.append(run.first, run.moments, run.rows, loop.last, self.visible, self.trace)
             if len(self.runs) == 1:  # of several, each has the time when it stopped
@@ -399,38 +380,65 @@ class Drive(Generic[P, S]):
 
     # ---- the best state seen ----
 
-    def snapshot(self, n: int) -> tuple[Before[S], int]:
+    def snapshot(self, n: int) -> tuple[list[Doubles], S | None, int]:
         """What is needed to find the best of the next states, and how many updates to make.
 
         A copy of the state, to make any of the next n again. Of several fields the marginals
         alone, since a copy would be kept as long as it holds the best state of one of them.
         """
-        if n == 1 or self.program.fields > 1:
-            return Before(self.program.marginals_each(self.state)), n
-        try:
-            return Before([], self.program.copy(self.state)), n
-        except (TypeError, CopyError):
-            if not getattr(self.state, "memory", None):
-                raise
-            return Before(self.program.marginals_each(self.state)), 1  # a custom rule's memory
+        if n > 1 and self.program.fields == 1:
+            try:
+                return [], self.program.copy(self.state), n
+            except (TypeError, CopyError):
+                if not getattr(self.state, "memory", None):
+                    raise
+                n = 1  # a custom rule's memory
+        return self.program.marginals_each(self.state), None, n
 
-    def remember(self, which: int, before: Before[S], rows: Rows) -> None:
+    def remember(self, which: int, marginals: list[Doubles], kept: S | None, rows: Rows) -> None:
         """Keep the state of lowest F among those that some updates started from."""
         if len(rows) == 0 or np.isnan(rows.free_energy).all():
             return
         loop, program, plan, trace = self.runs[which].loop, self.program, self.plan, self.trace
-        kept = before.state
         if kept is None:
-            loop.remember(float(rows.free_energy[0]), before.marginals[which])
+            loop.remember(float(rows.free_energy[0]), marginals[which])
             return
         k = int(np.nanargmin(rows.free_energy))
-        f = float(rows.free_energy[k])
-        if not np.isfinite(f) or (loop.best is not None and f >= loop.best.free_energy):
-            return
 
-        def recover() -> tuple[float, NDArray[np.float64]]:
+        def recover() -> tuple[float, Doubles]:
             again = program.copy(kept)
             program.advance_each(again, plan, k, -1.0, trace, np.ones(1, dtype=bool))
             return float(program.free_energy_each(again)[0]), program.marginals_each(again)[0]
 
-        loop.best = Seen(f, recover)
+        loop.best = lower(loop.best, Seen(float(rows.free_energy[k]), recover))
+
+
+def sweep_parts(plan: object) -> list[Order]:
+    """A sweep as several sweeps over some of the variables, none for other plans."""
+    if not isinstance(plan, Order) or plan.shuffle is not None:
+        return []
+    bounds = np.array([0, len(plan.variables)]) if plan.starts is None else plan.starts
+    each = max(1, len(plan.variables) // SWEEP_PARTS)
+    cuts = [(k, min(k + each, b)) for a, b in pairwise(bounds) for k in range(int(a), int(b), each)]
+    parts = [replace(plan, variables=plan.variables[a:b]) for a, b in cuts]
+    if plan.starts is None:
+        return parts
+    return [replace(part, starts=np.array([0, len(part.variables)])) for part in parts]
+
+
+def advance_in_parts(
+    advance_by: Callable[[Order], Rows], parts: list[Order], deadline: float, now: Clock
+) -> tuple[Rows, bool]:
+    """One sweep, part by part, or as much as fits before a deadline; and whether it was cut."""
+    f, change, longest, cut = np.nan, 0.0, 0.0, False
+    for k, part in enumerate(parts):
+        begun = now()
+        rows = advance_by(part)
+        ended = now()
+        longest = max(longest, ended - begun)
+        f = rows.free_energy[0] if k == 0 else f
+        change = max(change, float(rows.change[-1]))
+        if ended + longest > deadline and k + 1 < len(parts):
+            cut = True
+            break
+    return Rows(np.array([f]), np.array([change])), cut

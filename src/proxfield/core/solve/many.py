@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from proxfield.core.common.arrays import Doubles
 from proxfield.core.common.records import Record
 from proxfield.core.engines.numba.pack import is_binary
 from proxfield.core.engines.plan import Update
 from proxfield.core.engines.registry import placed, program_for
 from proxfield.core.jobs import run_jobs, slots_of, threads_per_item
-from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.solve.infer import finish, infer_one
 from proxfield.core.solve.loop import run_together
-from proxfield.core.solve.problem import Outcome, Verdict
-from proxfield.core.solve.request import Request, choose_place, device_memory, on_gpu
-from proxfield.core.solve.rules.base import Rule
+from proxfield.core.solve.request import Request, Start, choose_place, device_memory, on_gpu
+from proxfield.core.solve.rules.base import Outcome, Rule
 from proxfield.core.solve.rules.registry import make_rule
 from proxfield.core.solve.session import Session, conclude
-from proxfield.core.solve.starts import Start
-from proxfield.core.solve.stationarity import judge
+from proxfield.core.solve.stationarity import Verdict, judge
 from proxfield.errors import InputError, InputTypeError
 from proxfield.field import Field
 from proxfield.result import Result, Status
@@ -111,7 +108,7 @@ def infer_many(
     starts = _starts(init, len(fields))
     request = Request(
         make_rule(rule, params),
-        choose_place(device, kernels, dtype),
+        *choose_place(device, kernels, dtype),
         max_iters=max_iters,
         tol=tol,
         budget=budget,
@@ -126,12 +123,19 @@ def infer_many(
         alike.update(kernels=kernels, dtype=dtype, seed=seed, trace=trace, **params)
         alike["threads"] = threads_per_item(jobs) if threads is None else threads
         one = partial(_infer_item, rule=rule, options=alike)
-        stopped = _run_items(fields, starts, one, jobs, alike["threads"], results)
+        items = ((k, each.snapshot(lowered=False), starts[k]) for k, each in enumerate(fields))
+        some = run_jobs(one, items, jobs, alike["threads"], name=_name_of, paths=False)
+        try:
+            for k, result in some:
+                result.field = fields[k].snapshot()
+                results[k] = result
+        except KeyboardInterrupt:
+            stopped = True
     for batch in _batches(fields, starts, request):
         if stopped:
             break
-        for k, result in zip(batch.which, batch.solve(request), strict=True):
-            results[k] = result
+        for member, result in zip(batch.members, batch.solve(request), strict=True):
+            results[member.number] = result
             stopped = stopped or result.status is Status.INTERRUPTED
     for k, each in enumerate(fields):
         if k in results:
@@ -147,26 +151,6 @@ def infer_many(
             results[k] = infer_one(each, request, session)
             stopped = stopped or results[k].status is Status.INTERRUPTED
     return [results[k] for k in range(len(fields))]
-
-
-def _run_items(
-    fields: Sequence[Field],
-    starts: Sequence[Start],
-    one: Callable[[tuple[int, Field, Start]], tuple[int, Result]],
-    jobs: int | None,
-    threads: int | None,
-    results: dict[int, Result],
-) -> bool:
-    """Infer in fields elsewhere; whether that was interrupted. Results get their fields here."""
-    items = ((k, each.snapshot(lowered=False), starts[k]) for k, each in enumerate(fields))
-    some = run_jobs(one, items, jobs, threads, name=_name_of, paths=False)
-    try:
-        for k, result in some:
-            result.field = fields[k].snapshot()
-            results[k] = result
-    except KeyboardInterrupt:
-        return True
-    return False
 
 
 def _infer_item(
@@ -189,9 +173,8 @@ def _list_of(fields: Iterable[Field]) -> list[Field]:
     try:
         found = list(fields)
     except TypeError:
-        raise InputTypeError(
-            f"infer_many takes a list of fields, not {type(fields).__name__}"
-        ) from None
+        kind = type(fields).__name__
+        raise InputTypeError(f"infer_many takes a list of fields, not {kind}") from None
     for k, each in enumerate(found):
         if not isinstance(each, Field):
             raise InputTypeError(f"infer_many takes Fields; number {k} is {type(each).__name__}")
@@ -223,28 +206,19 @@ class _Member:
     given: Field
     session: Session
     plan: Update
+    scene: int
+    """For frames that iterate together: the same number for the same scene; −1: no frame."""
 
-    @property
-    def lowered(self) -> Lowered:
-        return self.session.problem.lowered
-
-    scene: int | None = None
-    """For frames that iterate together: the same number for the same scene."""
-
-    @cached_property
-    def key(self) -> tuple[float, ...]:
+    def __post_init__(self) -> None:
+        p, self.lowered = self.plan, self.session.problem.lowered
+        size, images = self.lowered.layout.size, sum(t.nbytes for t in self.lowered.extras)
+        self.key = (
+            self.scene, is_binary(self.lowered), size <= MAX_ENTRIES_TEAM, p.kind, p.gamma1,
+            p.gamma2, p.epsilon, p.adaptive, p.inverse_temperature,
+        )  # fmt: skip
         """What fields have in common that iterate together."""
-        p = self.plan
-        moving = (p.kind, p.gamma1, p.gamma2, p.epsilon, p.adaptive, p.inverse_temperature)
-        small = self.lowered.layout.size <= MAX_ENTRIES_TEAM
-        scene = -1 if self.scene is None else self.scene
-        return (scene, is_binary(self.lowered), small, *moving)
-
-    @cached_property
-    def entries(self) -> int:
+        self.entries = size + images // BYTES_PER_ENTRY
         """Entries of the state, and as many for the images of a frame as take the same memory."""
-        images = sum(term.nbytes for term in self.lowered.extras)
-        return self.lowered.layout.size + images // BYTES_PER_ENTRY
 
     def judged(self, outcome: Outcome, kernels: str) -> Outcome:
         """The outcome with the result of the second-order test, made on the host.
@@ -254,10 +228,7 @@ class _Member:
         """
         if outcome.status is not Status.CONVERGED:
             return outcome
-        lowered = self.lowered
-        program = (
-            program_for(lowered, kernels, "float64") if lowered.extras else program_for(lowered)
-        )
+        program = program_for(self.lowered, kernels if self.lowered.extras else "cpu")
         found = judge(program, program.start(outcome.q), seed=self.session.problem.seed)
         status = Status.SADDLE if found.verdict is Verdict.SADDLE else outcome.status
         return replace(outcome, status=status, judgement=found)
@@ -271,19 +242,17 @@ def _batches(fields: list[Field], starts: list[Start], request: Request) -> Iter
 
     members = []
     scenes: dict[Hashable, int] = {}
-    uniform: dict[tuple[int, int | None], NDArray[np.float64]] = {}
+    uniform: dict[tuple[int, int | None], Doubles] = {}
     for k, each in enumerate(fields):
         low = each.lower()
         if low.infeasible or low.hard or not 0 < low.layout.size < MIN_ENTRIES_ALONE:
             continue
-        scene = None
-        if low.extras:
-            key = batch_key(low)
-            if key is None:
-                continue
-            scene = scenes.setdefault(key, len(scenes))
+        key = batch_key(low) if low.extras else None
+        if low.extras and key is None:
+            continue
+        scene = -1 if key is None else scenes.setdefault(key, len(scenes))
         session = request.open(each, starts[k])
-        if scene is not None and isinstance(starts[k], str) and starts[k] == "uniform":
+        if scene >= 0 and isinstance(starts[k], str) and starts[k] == "uniform":
             # one array for all frames is copied to the device once
             size = low.layout.size, low.layout.common
             if low.layout.size == each.layout.size and not (each.evidence >= 0).any():
@@ -314,11 +283,6 @@ class _Batch:
     members: list[_Member]
 
     @property
-    def which(self) -> list[int]:
-        """The numbers of the fields."""
-        return [m.number for m in self.members]
-
-    @property
     def plan(self) -> Update:
         """The plans of all fields as one."""
         plans = [m.plan for m in self.members]
@@ -332,7 +296,7 @@ class _Batch:
         """All fields as one program."""
         lowereds = [m.lowered for m in self.members]
         device = placed(request.kernels).device.handle()
-        if self.members[0].scene is not None:
+        if self.members[0].scene >= 0:
             from proxfield.core.engines.triton.frames import frames_program
 
             return frames_program(lowereds, request.dtype, device)
@@ -342,10 +306,10 @@ class _Batch:
 
     def solve(self, request: Request) -> list[Result]:
         """Iterate all fields to their ends."""
-        lowereds = [m.lowered for m in self.members]
         starts = [m.session.start for m in self.members]
         loops = [m.session.loop for m in self.members]
-        with device_memory(request.kernels, *lowereds), self.program(request) as program:
+        memory = device_memory(request.kernels, *(m.lowered for m in self.members))
+        with memory, self.program(request) as program:
             state = program.start(starts)
             look_back = not request.rule.never_rises
             ended = run_together(loops, program, self.plan, state, look_back)

@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from html import escape
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    from proxfield.core.solve.history import Callback, Progress
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichBar
 
+    from proxfield.core.solve.history import Callback, Progress
 
-class ProgressBar(Protocol):
-    """What shows progress."""
-
-    def update(self, done: float | None, label: str, detail: str) -> None:
-        """Show a share of 1 (None: not known), what is being done, and how far it is."""
-
-    def stop(self) -> None:
-        """Remove the bar."""
+Show = Callable[[float | None, str], None]
+"""Shows a share of 1 (None: not known), and how far something is, in words."""
 
 
 def make_bar(*, time_left: bool = False) -> RichBar | None:
@@ -64,56 +56,15 @@ def share_done(progress: Progress) -> float:
 
 
 def detail(progress: Progress) -> str:
-    """How far an inference is, in words.
-
-    Example:
-        >>> from proxfield.core.solve.history import Progress
-        >>> detail(Progress(30, 0.1, -12.3456789, 1e-3, 100, None, list))
-        'iteration 30  F -12.3457'
-    """
+    """How far an inference is, in words."""
     f = progress.free_energy
     return f"iteration {progress.iteration}" + ("" if f == float("inf") else f"  F {f:.6g}")
 
 
-class TerminalBar:
-    """A bar of rich."""
-
-    def __init__(self, bar: RichBar) -> None:
-        self._bar = bar
-        self._task = bar.add_task("", total=None, detail="")
-
-    def update(self, done: float | None, label: str, detail: str) -> None:
-        total = None if done is None else 1.0
-        self._bar.update(self._task, total=total, completed=done, description=label, detail=detail)
-
-    def stop(self) -> None:
-        self._bar.stop()
-
-
-class NotebookHandle(Protocol):
-    """What IPython's ``display`` returns: output that can be replaced."""
-
-    def update(self, shown: object) -> None:
-        """Replace it."""
-
-
-class NotebookBar:
-    """A bar in the output of a notebook's cell: HTML, without widgets.
-
-    Args:
-        display: IPython's ``display``.
-    """
-
-    def __init__(self, display: Callable[..., NotebookHandle]) -> None:
-        self._handle = display(_Html(""), display_id=True)
-
-    def update(self, done: float | None, label: str, detail: str) -> None:
-        value = "" if done is None else f' value="{done:.4f}"'
-        text = f"{escape(label)} <progress max='1'{value}></progress> {escape(detail)}"
-        self._handle.update(_Html(text))
-
-    def stop(self) -> None:
-        self._handle.update(_Html(""))
+def html_bar(done: float | None, name: str, detail: str) -> str:
+    """A bar for the output of a notebook's cell, without widgets."""
+    value = "" if done is None else f' value="{done:.4f}"'
+    return f"{escape(name)} <progress max='1'{value}></progress> {escape(detail)}"
 
 
 class _Html:
@@ -129,7 +80,7 @@ class _Html:
         return self.text
 
 
-def notebook_display() -> Callable[..., NotebookHandle] | None:
+def notebook_display() -> Callable[..., Any] | None:
     """IPython's ``display`` if this is a notebook's kernel, else None; imports nothing anew."""
     if "IPython" not in sys.modules:
         return None
@@ -140,41 +91,53 @@ def notebook_display() -> Callable[..., NotebookHandle] | None:
         return None
     from IPython.display import display
 
-    shown: Callable[..., NotebookHandle] = display
-    return shown
+    found: Callable[..., Any] = display
+    return found
 
 
-def open_bar() -> ProgressBar | None:
-    """A bar in a notebook or on a terminal; None elsewhere."""
+@contextmanager
+def shown(name: str) -> Iterator[Show | None]:
+    """A bar in a notebook or on a terminal, while the block runs; None elsewhere."""
     display = notebook_display()
     if display is not None:
-        return NotebookBar(display)
+        handle = display(_Html(""), display_id=True)
+        try:
+            yield lambda done, detail: handle.update(_Html(html_bar(done, name, detail)))
+        finally:
+            handle.update(_Html(""))
+        return
     bar = make_bar()
-    return None if bar is None else TerminalBar(bar)
+    if bar is None:
+        yield None
+        return
+    task = bar.add_task(name, total=None, detail="")
+
+    def show(done: float | None, detail: str) -> None:
+        total = None if done is None else 1.0
+        bar.update(task, total=total, completed=done, detail=detail)
+
+    try:
+        yield show
+    finally:
+        bar.stop()
 
 
 @contextmanager
 def watching(wanted: bool, name: str, callback: Callback | None) -> Iterator[Callback | None]:
-    """A callback that shows a bar and then calls the user's; the user's own without a bar.
+    """A callback that shows a bar, if one is wanted, and then calls the user's.
 
-    Args:
-        wanted: Was a bar asked for?
-        name: What is being done, beside the bar.
-        callback: The user's, if any.
+    Where there is no bar, it is the user's own.
     """
-    bar = open_bar() if wanted else None
-    if bar is None:
-        yield callback
-        return
-    from proxfield.core.compiled.notice import when_compiling
+    with shown(name) if wanted else nullcontext() as show:
+        if show is None:
+            yield callback
+            return
+        from proxfield.core.compiled.notice import when_compiling
 
-    def show(progress: Progress) -> object:
-        bar.update(share_done(progress), name, detail(progress))
-        return None if callback is None else callback(progress)
+        def told(progress: Progress) -> object:
+            show(share_done(progress), detail(progress))
+            return None if callback is None else callback(progress)
 
-    try:
-        bar.update(None, name, "")
-        with when_compiling(lambda text: bar.update(None, name, text)):
-            yield show
-    finally:
-        bar.stop()
+        show(None, "")
+        with when_compiling(lambda text: show(None, text)):
+            yield told

@@ -1,33 +1,33 @@
-"""What `infer` is asked for, checked: limits, kernels, device; and the session that it opens."""
+"""What `infer` is asked for, checked: start, limits, kernels, device; and its session."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from dataclasses import field as field_of
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike
+from numpy.typing import ArrayLike, DTypeLike
 
 from proxfield.core.common.checks import is_real, is_whole
 from proxfield.core.common.logs import log
 from proxfield.core.devices.base import find
+from proxfield.core.engines.base import softmax, softmax_rows
 from proxfield.core.engines.registry import ENGINES, Placement, on_host, placed, program_for
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.solve.curvature import Curvature
-from proxfield.core.solve.history import Callback, Limits
+from proxfield.core.solve.history import Callback, Clock, Limits
 from proxfield.core.solve.loop import Loop
-from proxfield.core.solve.pace import Clock
-from proxfield.core.solve.problem import Problem
-from proxfield.core.solve.rules.base import Rule
+from proxfield.core.solve.rules.base import Problem, Rule
 from proxfield.core.solve.session import Session
-from proxfield.core.solve.starts import Start, starting_point
+from proxfield.core.terms.base import Doubles, Layout
 from proxfield.errors import InputError, shown
 from proxfield.field import Field
-from proxfield.result import Status
+from proxfield.result import Result, Status
 
 UNLIMITED = 2**62
 MAX_THREADS = 2**15
@@ -35,23 +35,25 @@ NEVER = -1.0
 """A tolerance that no change of q is below: nothing is tested for being a fixed point."""
 CURVATURE_SHARE = 0.2
 """Of the budget, for finding λ; where that isn't enough the bound from the tables serves."""
-
-
-class Place(NamedTuple):
-    """Where an inference runs.
-
-    Attributes:
-        kernels: The kernel set, with its device unless that is the host.
-        dtype: The floating-point type.
-        by_user: Whether the user chose the kernel set.
-    """
-
-    kernels: str
-    dtype: str
-    by_user: bool
-
-
-ON_HOST = Place("cpu", "float64", False)
+INITS = "expected uniform, possible, unary, random, marginals or a Result"
+Start = str | Result | ArrayLike | Sequence[ArrayLike]
+"""Where to start: a word, a result, or marginals, of each variable where labels differ."""
+CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "max_iters": (lambda x: x is None or (is_whole(x) and x >= 0), "a whole number, 0 or more"),
+    "tol": (lambda x: x is None or bool(is_real(x) and x >= 0), "a number, 0 or more"),
+    "budget": (lambda x: x is None or bool(is_real(x) and x > 0), "seconds above 0"),
+    "threads": (lambda x: x is None or (is_whole(x) and x >= 1), "a whole number, 1 or more"),
+    "seed": (
+        lambda x: isinstance(x, (int, np.integer)) and not isinstance(x, bool) and bool(x >= 0),
+        "a whole number, 0 or more",
+    ),
+    "callback": (lambda x: x is None or callable(x), "a function"),
+    "keep": (lambda x: isinstance(x, str) and x in ("last", "best"), "last or best"),
+    "modes": (lambda x: is_whole(x) and x >= 1, "a whole number, 1 or more"),
+    "trace": (lambda x: isinstance(x, (bool, np.bool_)), "True or False"),
+    "progress": (lambda x: isinstance(x, (bool, np.bool_)), "True or False"),
+}
+"""Arguments of `infer` and its like: what is valid, and how messages call it."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +62,17 @@ class Request:
 
     Args:
         rule: The rule.
-        place: Where it runs, see `choose_place`.
+        kernels: The kernel set, with its device unless that is the host; see `choose_place`.
+        dtype: The floating-point type.
+        by_user: Whether the user chose the kernel set.
         init: As in `infer`, like all that follow.
         now: The clock; processes that must agree on when to stop give another one.
     """
 
     rule: Rule
-    place: Place = ON_HOST
+    kernels: str = "cpu"
+    dtype: str = "float64"
+    by_user: bool = False
     init: Start = "uniform"
     max_iters: int | None = None
     tol: float | None = 1e-6
@@ -80,40 +86,16 @@ class Request:
 
     def __post_init__(self) -> None:
         check_limits(self.max_iters, self.tol, self.budget, self.threads)
-        seed, keep, trace = self.seed, self.keep, self.trace
-        if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
-            raise InputError(f"seed={shown(seed)}, expected a whole number, 0 or more")
-        if not isinstance(trace, (bool, np.bool_)):
-            raise InputError(f"trace={shown(trace)}, expected True or False")
-        if self.callback is not None and not callable(self.callback):
-            raise InputError(f"callback={shown(self.callback)}, expected a function")
-        if not isinstance(keep, str) or keep not in ("last", "best"):
-            raise InputError(f"keep={shown(keep)}, expected last or best")
+        check(seed=self.seed, trace=self.trace, callback=self.callback, keep=self.keep)
         checked = {
-            "max_iters": as_int(self.max_iters, UNLIMITED),
-            "threads": as_int(self.threads, MAX_THREADS),
+            "max_iters": None if self.max_iters is None else min(int(self.max_iters), UNLIMITED),
+            "threads": None if self.threads is None else min(int(self.threads), MAX_THREADS),
             "budget": as_budget(self.budget),
-            "seed": int(seed),
-            "trace": bool(trace),
+            "seed": int(self.seed),
+            "trace": bool(self.trace),
         }
         for name, value in checked.items():
             object.__setattr__(self, name, value)
-
-    @property
-    def kernels(self) -> str:
-        """The kernel set, with its device unless that is the host."""
-        return self.place.kernels
-
-    @property
-    def dtype(self) -> str:
-        """The floating-point type."""
-        return self.place.dtype
-
-    @property
-    def lazy(self) -> bool:
-        """Whether small fields may be answered in numpy while nothing is compiled: the user chose
-        no kernels, and no budget in which compiled ones would do more."""
-        return self.kernels == "cpu" and not self.place.by_user and self.budget is None
 
     @property
     def tolerance(self) -> float:
@@ -126,14 +108,6 @@ class Request:
             return ""
         return "the rule's default number" if self.max_iters is None else "as asked"
 
-    def kernels_for(self, lowered: Lowered) -> str:
-        """The engine that iterates a field."""
-        if self.lazy:
-            from proxfield.core.engines.lazy import suits  # imports numba
-
-            return "lazy" if suits(lowered, self.dtype, self.rule.name) else self.kernels
-        return self.kernels
-
     def note_compiled(self, session: Session) -> None:
         """Remember, for later requests, that the rule's kernels for such fields are compiled."""
         if self.kernels == "cpu" and session.made is not None:
@@ -142,46 +116,47 @@ class Request:
             note_rule(session.made, self.rule.name)
 
     def open(self, field: Field, init: Start | None = None) -> Session:
-        """The session of one field; where no labelling is possible, it starts uniform.
+        """The session of one field, from ``init`` or the request's start.
 
-        Args:
-            field: The field.
-            init: Instead of the request's.
+        Where no labelling is possible, it starts uniform.
         """
         log.debug("%r on kernels %s in %s, seed %d", self.rule, self.kernels, self.dtype, self.seed)
         lowered = field.lower()
         if on_gpu(self.kernels):
             lowered = moved(lowered, self.kernels, self.dtype)
-        hurry = np.inf if self.budget is None else CURVATURE_SHARE * self.budget
-        kernels = self.kernels_for(lowered)
+        kernels = self.kernels
+        # a small field perhaps by numpy, while nothing is compiled, unless the user chose kernels
+        # or a budget in which compiled ones would do more
+        if kernels == "cpu" and not self.by_user and self.budget is None:
+            from proxfield.core.engines.lazy import suits  # imports numba
+
+            kernels = "lazy" if suits(lowered, self.dtype, self.rule.name) else kernels
         host = on_host(kernels)  # finds λ
-        at_once = self.budget is not None and host == kernels
-        device = None  # where λ of large fields is found
-        if on_gpu(self.kernels):
-            device = partial(
-                program_for, kernels=self.kernels, dtype=self.dtype, threads=self.threads
-            )
-        curvature = Curvature(lowered, field, host, hurry, self.now, at_once, device)
+        on_device = partial(
+            program_for, kernels=self.kernels, dtype=self.dtype, threads=self.threads
+        )
+        curvature = Curvature(
+            lowered,
+            field,
+            host,
+            np.inf if self.budget is None else CURVATURE_SHARE * self.budget,
+            self.now,
+            stepwise=self.budget is not None and host == kernels,
+            program=on_device if on_gpu(self.kernels) else None,  # finds λ of large fields
+        )
         plain_chains = placed(self.kernels).engine.plain_chains
         problem = Problem(lowered, curvature, self.seed, plain_chains)
-        max_iters = self.max_iters
-        if max_iters is None:
-            unlimited = self.budget is not None
-            max_iters = UNLIMITED if unlimited else self.rule.default_iterations(problem)
-        limits = Limits(max_iters, self.tolerance, self.budget)
+        most = self.max_iters
+        if most is None:
+            limited = self.budget is not None
+            most = UNLIMITED if limited else self.rule.default_iterations(problem)
+        limits = Limits(most, self.tolerance, self.budget)
         init = self.init if init is None else init
-        if lowered.infeasible:
-            init = "uniform"
+        init = "uniform" if lowered.infeasible else init
         start = starting_point(field, lowered, init, self.seed, full=lowered.infeasible)
         return Session(
             problem=problem,
-            loop=Loop(
-                limits,
-                self.callback,
-                self.trace,
-                lowered.reduction.expand,
-                self.now,
-            ),
+            loop=Loop(limits, self.callback, self.trace, lowered.reduction.expand, self.now),
             limits=limits,
             start=start,
             kernels=kernels,
@@ -197,9 +172,11 @@ def on_gpu(kernels: str) -> bool:
     return placed(kernels).engine.triton
 
 
-def choose_place(device: object, kernels: str | None, dtype: DTypeLike | None) -> Place:
-    """Where an inference runs that was asked for like this, see `infer`."""
-    return Place(*choose_kernels(device, kernels, dtype), kernels is not None)
+def choose_place(
+    device: object, kernels: str | None, dtype: DTypeLike | None
+) -> tuple[str, str, bool]:
+    """Where an inference runs that was asked for like this: arguments of `Request`."""
+    return *choose_kernels(device, kernels, dtype), kernels is not None
 
 
 def choose_kernels(device: object, kernels: str | None, dtype: DTypeLike | None) -> tuple[str, str]:
@@ -262,23 +239,78 @@ def device_memory(kernels: str, *lowereds: Lowered) -> AbstractContextManager[No
     return device.memory_errors(what, held / max(1, n), n)
 
 
-def check_limits(max_iters: Any, tol: Any, budget: Any, threads: Any) -> None:
+def check(**given: object) -> None:
+    """Raise `InputError` for arguments of `infer` that make no sense; see `CHECKS`."""
+    for name, value in given.items():
+        valid, expected = CHECKS[name]
+        if not valid(value):
+            raise InputError(f"{name}={shown(value)}, expected {expected}")
+
+
+def check_limits(max_iters: object, tol: object, budget: object, threads: object) -> None:
     """Raise `InputError` for limits that make no sense."""
-    if max_iters is not None and not (is_whole(max_iters) and max_iters >= 0):
-        raise InputError(f"max_iters={shown(max_iters)}, expected a whole number, 0 or more")
-    if tol is not None and not (is_real(tol) and tol >= 0):
-        raise InputError(f"tol={shown(tol)}, expected a number, 0 or more")
-    if budget is not None and not (is_real(budget) and budget > 0):
-        raise InputError(f"budget={shown(budget)}, expected seconds above 0")
-    if threads is not None and not (is_whole(threads) and threads >= 1):
-        raise InputError(f"threads={shown(threads)}, expected a whole number, 1 or more")
+    check(max_iters=max_iters, tol=tol, budget=budget, threads=threads)
 
 
-def as_int(value: Any, most: int) -> int | None:
-    """A whole number as an int, cut to ``most``; None as it is."""
-    return None if value is None else min(int(value), most)
-
-
-def as_budget(value: Any) -> float | None:
+def as_budget(value: float | None) -> float | None:
     """Seconds as a float; an infinite budget is none."""
     return None if value is None or value == np.inf else float(value)
+
+
+# ---- starts ----
+
+
+def starting_point(
+    field: Field, lowered: Lowered, init: Start, seed: int, *, full: bool = False
+) -> Doubles:
+    """Marginals to start from, over the lowered field (or the whole one).  # (size,)"""
+    layout = field.layout if full else lowered.layout
+    if isinstance(init, str):
+        q = named_start(layout, lowered, init, seed)
+    else:
+        q = lowered.reduction.restrict(given_start(field, init))
+    return observed(field, layout, q)
+
+
+def observed(field: Field, layout: Layout, q: Doubles) -> Doubles:
+    """Marginals with observed variables at their labels, where they weren't taken out."""
+    seen = np.flatnonzero(field.evidence >= 0)
+    if layout.size == field.layout.size and len(seen):  # nothing was taken out
+        q = np.array(q, dtype=np.float64)
+        q[np.isin(layout.owner, seen)] = 0.0
+        q[layout.offsets[seen] + field.evidence[seen]] = 1.0
+    return q
+
+
+def given_start(field: Field, init: Start) -> Doubles:
+    """Marginals that the user gave, checked.  # (field.layout.size,)"""
+    if isinstance(init, Result):
+        if not np.array_equal(init.field.cardinalities, field.cardinalities):
+            raise InputError("init is a result for variables with other numbers of labels")
+        return init.modes[0].q if init.modes else init.q  # of a mixture, its heaviest part
+    try:
+        return field.flatten(init)
+    except InputError:
+        raise
+    except (TypeError, ValueError):
+        raise InputError(f"init={shown(init)}, {INITS}") from None
+
+
+def named_start(layout: Layout, lowered: Lowered, init: str, seed: int) -> Doubles:
+    """Marginals by one of the words that `infer` knows.  # (layout.size,)"""
+    if init == "uniform":
+        if layout.common:
+            return np.full(layout.size, 1.0 / layout.common)
+        return np.repeat(1.0 / layout.cardinalities, layout.cardinalities)
+    if init == "possible":
+        weight = np.isfinite(lowered.unary).astype(np.float64)
+        return layout.normalize(weight)
+    if init == "unary":
+        # in the energies' type where all variables are alike
+        if layout.common is None or layout.common == 1 or layout.size < 2**16:
+            return softmax(layout.owner, layout.offsets, lowered.unary)
+        return np.asarray(softmax_rows(lowered.unary, layout.common))
+    if init == "random":
+        noise = np.random.default_rng(seed).exponential(size=layout.size)
+        return layout.normalize(noise)
+    raise InputError(f"init={shown(init)}, {INITS}")

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from proxfield.core.engines.base import Program
 from proxfield.core.engines.registry import placed, program_for
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.solve.request import moved, on_gpu
-from proxfield.core.terms.base import Floats, Ints, expectation
+from proxfield.core.terms.base import Doubles, Floats, Ints, expectation
 from proxfield.result import one_hot
 
 if TYPE_CHECKING:
@@ -21,6 +20,8 @@ MAX_SWEEPS = 100
 """Maximum number of rounds of greedy improvement; it usually ends after a handful."""
 GREEDY_TRIALS = 30
 """Maximum number of greedy improvements tried where variables can't be visited one by one."""
+TRIALS = 100
+"""Changes of single variables that are tried in a field with terms over all pairs."""
 
 
 def round_marginals(result: Result) -> Ints:
@@ -44,8 +45,7 @@ def round_marginals(result: Result) -> Ints:
     starts += [one_hot(mode.layout.offsets, mode.labels) for mode in result.modes]
     reduced = [reduction.restrict(q) for q in starts or [result.q]]
     if result.feasible is not None:
-        known = one_hot(lowered.layout.offsets, result.feasible)
-        reduced.append(known.astype(np.float64, copy=False))
+        reduced.append(one_hot(lowered.layout.offsets, result.feasible))
     for start in reduced:
         if program.sweepable:
             found.append(lowered.layout.best_labels(program.descend(start, MAX_SWEEPS)))
@@ -82,7 +82,7 @@ class Groups:
         """The label of least expected energy of each variable.  # (n_vars,)"""
         return self.layout.best_labels(-self.program.gradient(q))
 
-    def replaced(self, q: Floats, group: Ints, labels: Ints) -> NDArray[np.float64]:
+    def replaced(self, q: Floats, group: Ints, labels: Ints) -> Doubles:
         """Marginals with some variables at one label each."""
         out = np.array(q, dtype=np.float64)
         mine = np.zeros(self.layout.n_vars, dtype=bool)
@@ -128,3 +128,36 @@ class Groups:
             else:
                 share /= 4
         return labels
+
+
+def improved_singly(program: Program, labels: Ints, unit: float) -> tuple[Ints, bool]:
+    """Change one variable after another while that lowers the energy, for some trials.
+
+    Returns the labelling, and whether no change of one variable lowers its energy by more than
+    rounding, given the unit of energies. The gradient tells where the energy is linear in each
+    variable's marginals; for other terms it isn't known.
+    """
+    lowered, layout = program.lowered, program.lowered.layout
+    groups = Groups(program)
+    linear = all(
+        term.degree is not None and not getattr(term, "self_message", False)
+        for term in lowered.terms
+    )
+    energy = lowered.energy(labels)
+    for _ in range(TRIALS):
+        g = program.gradient(one_hot(layout.offsets, labels))
+        cheapest = layout.best_labels(-g)
+        gain = g[layout.offsets[:-1] + labels] - g[layout.offsets[:-1] + cheapest]
+        gain[np.isnan(gain)] = 0.0
+        if not gain.max(initial=0.0) > 1e-9 * (unit + abs(energy)):
+            return labels, linear
+        better = groups.improve(labels, energy)
+        if np.array_equal(better, labels):
+            better = labels.copy()
+            i = int(gain.argmax())
+            better[i] = cheapest[i]
+        new = lowered.energy(better)
+        if not new < energy:
+            break
+        labels, energy = better, new
+    return labels, False

@@ -5,28 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from proxfield.core.common.logs import log
-from proxfield.core.engines import compile_program
+from proxfield.core.common.records import Record
 from proxfield.core.engines.base import Program, State, slack
 from proxfield.core.engines.plan import Chains, Explored, Plan
 from proxfield.core.engines.registry import on_host, program_for
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.solve.curvature import Curvature
-from proxfield.core.solve.history import History, Limits, Seen
+from proxfield.core.solve.history import SHORT_EVALUATION, Limits
 from proxfield.core.solve.loop import Loop
-from proxfield.core.solve.pace import SHORT_EVALUATION
-from proxfield.core.solve.problem import Judgement, Outcome, Problem, Verdict
-from proxfield.core.solve.stationarity import MAX_PRODUCTS, judge, nudged, proves_minimum
-from proxfield.core.terms.base import Floats, Layout, offers
+from proxfield.core.solve.rules.base import Outcome, Problem, Rule
+from proxfield.core.solve.stationarity import (
+    MAX_PRODUCTS,
+    Judgement,
+    Verdict,
+    judge,
+    nudged,
+    proves_minimum,
+)
+from proxfield.core.terms.base import Doubles, Floats, Layout, offers
 from proxfield.result import Status
-
-if TYPE_CHECKING:
-    from proxfield.core.solve.rules.base import Rule
 
 MINIMUM, SADDLE = Verdict.MINIMUM, Verdict.SADDLE
 
@@ -55,7 +56,7 @@ class Session:
     problem: Problem
     loop: Loop
     limits: Limits
-    start: NDArray[np.float64]  # marginals of the lowered field
+    start: Doubles  # marginals of the lowered field
     kernels: str = "cpu"
     dtype: str = "float64"
     threads: int | None = None
@@ -64,8 +65,10 @@ class Session:
     """Whether the user limited iterations or seconds."""
     made: Program | None = None
     """`program`, once it has been asked for."""
-    memory: dict[str, Any] = field(default_factory=dict)
+    memory: Record = field(default_factory=dict)
     """Where a rule of several stages stands, for checkpoints: numbers by name."""
+    watch: Callable[[Explored], None] | None = None
+    """Sees where chains ended."""
 
     @property
     def program(self) -> Program:
@@ -78,7 +81,9 @@ class Session:
     @property
     def spent(self) -> Status | None:
         """The limit that has been reached, if one has."""
-        return self.loop.spent(self.limits)
+        if self.iterations_left <= 0:
+            return Status.MAX_ITERS
+        return Status.BUDGET if self.seconds_left <= 0 else None
 
     @property
     def seconds_left(self) -> float:
@@ -95,30 +100,11 @@ class Session:
         """The status of an end that isn't known to be a minimum: more of this would help."""
         return Status.MAX_ITERS if self.limits.budget is None else Status.BUDGET
 
-    def compile(self, lowered: Lowered) -> Program:
-        """Another lowered field, packed the same way."""
-        return compile_program(lowered, self.kernels, self.dtype, self.threads)
-
-    @property
-    def sweepable(self) -> bool:
-        """Whether single variables can be visited."""
-        return self.program.sweepable
-
-    @property
-    def parallel(self) -> bool:
-        """Whether one iteration spreads over threads."""
-        return self.program.parallel
-
-    @property
-    def chain_threads(self) -> int:
-        """Maximum number of threads that chains run on."""
-        return self.program.threads
-
     def slack(self, f: float) -> float:
         """How much F may rise by rounding alone."""
         return slack(f, self.program.dtype)
 
-    def measure(self, q: NDArray[np.float64]) -> float:
+    def measure(self, q: Doubles) -> float:
         """F of some marginals, timed, outside the clock."""
         return self.loop.measure(self.program, self.program.start(q))
 
@@ -126,50 +112,39 @@ class Session:
         """F of some marginals."""
         return self.program.free_energy(self.program.start(q))
 
-    def gradient(self, q: Floats) -> NDArray[np.float64]:
-        """dE/dq.  # (layout.size,)"""
-        return self.program.gradient(q)
-
-    def warm_up_chains(self, start: NDArray[np.float64]) -> None:
-        """Run once what `explore` needs, before the clock starts."""
-        self.program.warm_up_chains(start)
-
     def explore(self, chains: Chains, threads: int | None = None) -> Explored:
         """Run independent cooling chains, each polished into a local minimum of F."""
-        return self.program.explore(chains, threads)
-
-    def without_symmetry(self, q: Floats) -> NDArray[np.float64]:
-        """A start off the saddles that symmetries make, for runs too short to find them."""
-        return self.nudged(q, self.problem.seed)
+        ended = self.program.explore(chains, threads)
+        if self.watch is not None:
+            self.watch(ended)
+        return ended
 
     def best_seen(self, rule: Rule, state: State, status: Status) -> Outcome:
         """The outcome of iterations that ended so: the best state seen."""
-        loop, program = self.loop, self.program
-        last = Outcome(program.marginals(state), loop.last, status)
-        first = partial(program.free_energy, program.start(self.start))
-        return conclude(loop, rule, last, first, self.start, "best")
+        last = Outcome(self.program.marginals(state), self.loop.last, status)
+        first = partial(self.evaluate, self.start)
+        return conclude(self.loop, rule, last, first, self.start, "best")
 
-    def restarted(self, start: NDArray[np.float64], limits: Limits | None = None) -> Session:
-        """The same session from another start, perhaps within narrower limits."""
-        return self.within(self.limits if limits is None else limits, start)
-
-    def within(self, limits: Limits, start: NDArray[np.float64] | None = None) -> Session:
-        """The same session within other limits."""
-        start = self.start if start is None else start
-        return replace(self, limits=limits, start=start, made=self.program, memory={})
+    def within(self, limits: Limits | None = None, start: Doubles | None = None) -> Session:
+        """The same session within other limits, or from another start."""
+        return replace(
+            self,
+            limits=self.limits if limits is None else limits,
+            start=self.start if start is None else start,
+            made=self.program,
+            memory={},
+        )
 
     def with_energies(self, lowered: Lowered) -> Session:
         """The same session of a field with the same variables and other energies."""
-        problem = self.problem
-        host, seconds = on_host(self.kernels), problem.curvature.seconds
-        curvature = Curvature(lowered, None, host, seconds, self.loop.now)
-        return replace(
-            self, problem=replace(problem, lowered=lowered, curvature=curvature), made=None
-        )
+        problem, host = self.problem, on_host(self.kernels)
+        curvature = Curvature(lowered, None, host, problem.curvature.seconds, self.loop.now)
+        problem = replace(problem, lowered=lowered, curvature=curvature)
+        return replace(self, problem=problem, made=None)
 
     # ---- iterations; an inference over several processes does some of this in its own way ----
 
-    def begin(self, start: NDArray[np.float64]) -> State:
+    def begin(self, start: Doubles) -> State:
         """The state that moves, at some marginals."""
         return self.program.start(start)
 
@@ -181,68 +156,52 @@ class Session:
         """Whether the state of lowest F is remembered, since the last one may be worse."""
         return self.keep == "best" or not rule.never_rises
 
-    def nudged(self, q: Floats, seed: int) -> NDArray[np.float64]:
-        """Marginals shifted by a little seeded noise."""
-        return nudged(self.problem.lowered.layout, q, seed)
+    def nudged(self, q: Floats, attempt: int = 0) -> Doubles:
+        """Marginals shifted by a little seeded noise, off the saddles that symmetries make."""
+        return nudged(self.problem.lowered.layout, q, self.problem.seed + attempt)
 
     def iterate(
         self,
         plan: Plan,
         state: State,
         limits: Limits,
-        *,
-        keep_best: bool = False,
+        rule: Rule | None = None,
         first: float | None = None,
     ) -> Status:
-        """Iterate a state; arguments as of `Loop.run`."""
-        trace = self.loop.trace or self.keep == "best"
+        """Iterate a state, and keep the best one if the plan's rule needs it; see `Loop.run`."""
         return self.loop.run(
             self.program,
             self.own(plan),
             state,
             limits,
-            keep_best=keep_best,
+            keep_best=rule is not None and self.looks_back(rule),
             first=first,
-            trace=trace,
+            trace=self.loop.trace or self.keep == "best",
         )
 
     def run_plan(
-        self, rule: Rule, plan: Plan, start: NDArray[np.float64], *, thorough: bool = False
+        self, rule: Rule, plan: Plan, start: Doubles, *, thorough: bool = False
     ) -> Outcome:
-        """Iterate one plan to the loop's limits; a fixed point is tested for being a saddle.
+        """Iterate a rule's plan to the limits; a fixed point is tested for being a saddle.
 
-        Args:
-            rule: The rule whose plan it is.
-            plan: How the state moves.
-            start: Marginals of the lowered field.
-            thorough: Test until it is decided, unless the budget ends first.
+        A thorough test goes on until it is decided, unless the budget ends first.
         """
         program, loop = self.program, self.loop
         state = self.begin(start)
         loop.begin_stage()
-        status = self.iterate(
-            plan,
-            state,
-            self.limits,
-            keep_best=self.looks_back(rule),
-            first=loop.known_at(start),
-        )
-
-        def start_energy() -> float:
-            return program.free_energy(program.start(start))
-
+        status = self.iterate(plan, state, self.limits, rule, loop.known_at(start))
         last = Outcome(program.marginals(state), loop.last, status)
-        outcome = conclude(loop, rule, last, start_energy, start, self.keep)
+        outcome = conclude(loop, rule, last, partial(self.evaluate, start), start, self.keep)
         loop.tell(outcome.q, outcome.free_energy)
         with loop.clock():
             if outcome.status is Status.OVERSHOT:
                 state = program.start(outcome.q)
                 if self._stands(state):  # the same fixed point, or another
                     outcome.status = Status.CONVERGED
-            at_limit = outcome.status in (Status.MAX_ITERS, Status.BUDGET)
-            at_limit = thorough and at_limit and loop.standing(self.limits.tol)
+            at_limit = thorough and outcome.status in (Status.MAX_ITERS, Status.BUDGET)
             if at_limit:  # a run without time may still stand on the saddle that it started from
-                at_limit = self._stands(state)
+                changes = loop.pieces[-1].change[-1:]
+                at_limit = bool((changes <= self.limits.tol).all()) and self._stands(state)
             if outcome.status is Status.CONVERGED or at_limit:
                 outcome.judgement = self.judge(state, thorough)
                 if outcome.judgement.verdict is SADDLE:
@@ -258,12 +217,7 @@ class Session:
         return self.loop.is_fixed_point(self.program, state, self.limits.tol)
 
     def judge(self, state: State, thorough: bool) -> Judgement:
-        """Whether a fixed point is a minimum of F.
-
-        Args:
-            state: The fixed point.
-            thorough: Test until it is decided, unless the budget ends first.
-        """
+        """Whether a fixed point is a minimum of F; see `run_plan`."""
         lowered, loop = self.problem.lowered, self.loop
         if all(offers(t, "spectrum") for t in lowered.terms):
             # no eigenvalue of S exceeds 1/2, and none of the terms' is below these
@@ -275,13 +229,13 @@ class Session:
         def late() -> bool:
             return now() > deadline
 
-        host = self.kernels in HOST_KERNELS
-        if host and proves_minimum(lowered, self.program.marginals(state), late):
+        if self.kernels in HOST_KERNELS and proves_minimum(
+            lowered, self.program.marginals(state), late
+        ):
             return Judgement(MINIMUM)
-        if self.limits.budget is not None:
-            long = loop.costs.evaluation > SHORT_EVALUATION
-            if long and FIRST_PRODUCTS * loop.costs.test() > deadline - now():
-                return Judgement(Verdict.UNDECIDED)
+        long = self.limits.budget is not None and loop.costs.evaluation > SHORT_EVALUATION
+        if long and FIRST_PRODUCTS * loop.costs.test() > deadline - now():
+            return Judgement(Verdict.UNDECIDED)
         products = int(np.clip(2 * loop.iterations, FEWEST_PRODUCTS, MAX_PRODUCTS))
         quick = 2 * FEWEST_PRODUCTS * loop.costs.evaluation < QUICK_TEST_SECONDS
         return judge(
@@ -309,21 +263,19 @@ class Session:
                     return replace(outcome, q=found.lower, free_energy=found.free_energy)
         return outcome
 
-    def off_center(self, start: NDArray[np.float64]) -> NDArray[np.float64]:
+    def off_center(self, start: Doubles) -> Doubles:
         """A start off the center, if the budget is too short to find out that it is a saddle.
 
         Part of the set-up, not of the clock.
         """
-        loop, layout = self.loop, self.problem.lowered.layout
-        budget = self.limits.budget
-        long = budget is not None and loop.costs.evaluation > SHORT_EVALUATION
-        if not long or loop.iterations > 0 or not is_uniform(layout, start):
+        loop, budget = self.loop, self.limits.budget
+        if budget is None or loop.costs.evaluation <= SHORT_EVALUATION or loop.iterations > 0:
             return start
-        if SADDLE_TESTS * loop.costs.test() < (budget or 0.0):
-            return start
-        return self.nudged(start, self.problem.seed)
+        enough = SADDLE_TESTS * loop.costs.test() < budget
+        centered = is_uniform(self.problem.lowered.layout, start)
+        return self.nudged(start) if centered and not enough else start
 
-    def settle(self, rule: Rule, plan: Plan, start: NDArray[np.float64]) -> Outcome:
+    def settle(self, rule: Rule, plan: Plan, start: Doubles) -> Outcome:
         """Iterate to a local minimum: like `run_plan`, but a saddle is left and F goes on falling.
 
         CONVERGED then means a minimum, as far as the second-order test can tell; where a limit
@@ -337,9 +289,9 @@ class Session:
                 break
             if self.spent is not None:
                 return Outcome(found.lower, found.free_energy, self.spent)
-            loop.set_aside(Seen.at(found.free_energy, found.lower))
+            loop.keep(found.free_energy, found.lower)
             loop.tell(found.lower, found.free_energy)
-            again = self.nudged(found.lower, self.problem.seed + attempt)
+            again = self.nudged(found.lower, attempt)
             outcome = self.run_plan(rule, plan, again, thorough=True)
             f = outcome.free_energy
             if found.free_energy < f - self.slack(f):  # a limit came too soon
@@ -351,7 +303,7 @@ class Session:
         return outcome
 
 
-def is_uniform(layout: Layout, q: NDArray[np.float64]) -> bool:
+def is_uniform(layout: Layout, q: Doubles) -> bool:
     """Whether all labels of each variable are equally probable."""
     if layout.common is not None:
         return bool((q == q[:1]).all())
@@ -363,18 +315,12 @@ def conclude(
     rule: Rule,
     last: Outcome,
     first: Callable[[], float],
-    start: NDArray[np.float64],
+    start: Doubles,
     keep: str = "last",
 ) -> Outcome:
-    """What to hand back after a plan has run: a state seen before if that is the better one.
+    """What to hand back after a plan of a rule has run in a loop: the best state, if so asked.
 
-    Args:
-        loop: The loop it ran in.
-        rule: The rule it is of.
-        last: The last state, and why it is the last.
-        first: Gives F of the start.
-        start: Marginals of the start.
-        keep: As in `infer`.
+    ``last`` is the last state; ``first`` gives F of the start; ``keep`` is as in `infer`.
     """
     q, f, status = last.q, last.free_energy, last.status
     if status is Status.DIVERGED:
@@ -389,13 +335,9 @@ def conclude(
                 f, q = best_f, best_q
                 status = Status.OVERSHOT if status is Status.CONVERGED else status
     if status in (Status.MAX_ITERS, Status.BUDGET) and rule.may_oscillate:
-        status = name_oscillation(loop, status)
+        # q alternates between two states, and its swings don't decay
+        swings = loop.make_trace().change[-SWINGS:]
+        if len(swings) == SWINGS and swings.min() >= max(STEADY * swings.max(), SMALLEST_SWING):
+            repeats = loop.period2 <= REPEATED * swings[-1]
+            status = Status.OSCILLATING if repeats else status
     return Outcome(q, f, status)
-
-
-def name_oscillation(loop: History, status: Status) -> Status:
-    """Call it oscillating where q alternates between two states, and its swings don't decay."""
-    swings = loop.make_trace().change[-SWINGS:]
-    if len(swings) < SWINGS or not swings.min() >= max(STEADY * swings.max(), SMALLEST_SWING):
-        return status
-    return Status.OSCILLATING if loop.period2 <= REPEATED * swings[-1] else status

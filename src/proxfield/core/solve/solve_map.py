@@ -1,9 +1,15 @@
-"""`solve_map`: the labelling of lowest energy that a search can find."""
+"""`solve_map`: the labelling of lowest energy that a search can find, and its `MapResult`."""
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from dataclasses import field as field_of
+from enum import Enum
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,28 +22,181 @@ from proxfield.core.engines.registry import program_for
 from proxfield.core.lowering.forests import graph_of
 from proxfield.core.lowering.lowered import Lowered, interaction_scale
 from proxfield.core.solve.forbidden import search_forbidden, spreads
-from proxfield.core.solve.history import Callback
+from proxfield.core.solve.history import Callback, Progress
 from proxfield.core.solve.infer import infer_one
-from proxfield.core.solve.map_result import MapResult, MapStatus, MapTrace
 from proxfield.core.solve.progress import watching
-from proxfield.core.solve.request import Request, choose_place, device_memory
-from proxfield.core.solve.rounding import MAX_SWEEPS, Groups, rounding_program
+from proxfield.core.solve.request import Request, Start, check, choose_place, device_memory
+from proxfield.core.solve.rounding import MAX_SWEEPS, improved_singly, rounding_program
 from proxfield.core.solve.rules.auto import Auto
 from proxfield.core.solve.search import tuned
 from proxfield.core.solve.search.labelling import MapSearch
 from proxfield.core.solve.session import Session
-from proxfield.core.solve.starts import Start
-from proxfield.core.terms.base import Ints, as_indices
+from proxfield.core.terms.base import Doubles, Ints, as_indices
 from proxfield.errors import InputError, InputTypeError, shown
 from proxfield.field import Field
-from proxfield.result import Result, Status, one_hot
+from proxfield.result import Result, Status, names_of, one_hot
+
+if TYPE_CHECKING:
+    from proxfield.io.files import Target
 
 TOLERANCE = 1e-6
 """Of the minimum of F that is rounded where variables can't be visited one by one."""
-TRIALS = 100
-"""Changes of single variables that are tried in a field with terms over all pairs."""
 SMALLEST_SIZE, LARGEST_SIZE = 2.0**-20, 2.0**100
 """Typical energies below and above which all are scaled before the search."""
+
+
+class MapStatus(Enum):
+    """Why a search for a labelling stopped; the value says what to do about it."""
+
+    OPTIMAL = "no labelling has a lower energy: the interactions form a forest"
+    SETTLED = (
+        "the search came to rest; there may be a better labelling, which a budget or another seed "
+        "may find"
+    )
+    MAX_ITERS = "max_iters reached; raise max_iters, or continue with init=result"
+    BUDGET = "the budget was used up; raise budget, or continue with init=result"
+    INTERRUPTED = "interrupted; this is the best so far, continue with init=result"
+    STOPPED = "the callback asked to stop"
+    NO_FEASIBLE = (
+        "no labelling of positive probability was found, so the energy is infinite; raise "
+        "max_iters or budget, change the seed, or check the zeros of the model"
+    )
+    INFEASIBLE = (
+        "no labelling has positive probability: the zeros of the model contradict each other"
+    )
+
+    @property
+    def label(self) -> str:
+        """The status as lower-case words, as files and the command line print it."""
+        return self.name.lower().replace("_", "-")
+
+
+@dataclass(eq=False)
+class MapTrace:
+    """The lowest energy so far, with a row for the start, each improvement and the end.
+
+    Attributes:
+        iteration: Sweeps made so far, of all chains together.
+        seconds: Seconds of inference so far.
+        energy: Energy of the best labelling so far; +inf while none is feasible.
+    """
+
+    iteration: NDArray[np.int64] = field_of(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    seconds: NDArray[np.float64] = field_of(default_factory=lambda: np.zeros(0))
+    energy: NDArray[np.float64] = field_of(default_factory=lambda: np.zeros(0))
+
+    def __len__(self) -> int:
+        return len(self.iteration)
+
+    def to_csv(self) -> str:
+        """The trace as CSV text with a header."""
+        out = io.StringIO()
+        write = csv.writer(out, lineterminator="\n")
+        write.writerow(["iteration", "seconds", "energy"])
+        for t, s, e in zip(self.iteration, self.seconds, self.energy, strict=True):
+            write.writerow([int(t), f"{s:.9f}", repr(float(e))])
+        return out.getvalue()
+
+
+@dataclass(eq=False)
+class MapResult:
+    """The outcome of `solve_map`, in the user's numbering.
+
+    Attributes:
+        field: The field it is about, with its evidence.
+        labels: The label of each variable.  # (n_vars,)
+        energy: Its energy, −log of its unnormalized probability; +inf if no labelling of finite
+            energy was found.
+        status: Why the search stopped, with a remedy.
+        stable: Whether it is known that no change of a single variable lowers the energy.
+        iterations: Sweeps made, of all chains together.
+        seconds: Seconds of inference: what a budget limits.
+        setup_seconds: All other seconds of the call.
+        trace: How the energy fell.
+    """
+
+    field: Field
+    labels: Ints
+    energy: float
+    status: MapStatus
+    stable: bool
+    iterations: int
+    seconds: float
+    trace: MapTrace
+    setup_seconds: float = 0.0
+
+    @property
+    def feasible(self) -> bool:
+        """Whether the labelling has a finite energy."""
+        return bool(np.isfinite(self.energy))
+
+    @property
+    def optimal(self) -> bool:
+        """Whether it is proved that no labelling has a lower energy."""
+        return self.status is MapStatus.OPTIMAL
+
+    @property
+    def message(self) -> str:
+        """The status in words, with the remedy."""
+        return self.status.value
+
+    def __repr__(self) -> str:
+        return (
+            f"MapResult({self.status.label} after {self.iterations} sweeps, "
+            f"{self.seconds:.3g} s, energy {self.energy:.9g})"
+        )
+
+    def named_labels(self) -> dict[int | str, int | str]:
+        """The labelling with the field's names; numbers stand for what has none.
+
+        Example:
+            >>> import proxfield as pf
+            >>> field = pf.Field([2, 2], names=["a", "b"], label_names=["off", "on"])
+            >>> pf.solve_map(field.add(pf.Unary([[1.0, 0.0], [0.0, 2.0]]))).named_labels()
+            {'a': 'on', 'b': 'off'}
+        """
+        named = zip(names_of(self.field), self.labels.tolist(), strict=True)
+        return {name: words[label] for (name, words), label in named}
+
+    def summary(self) -> dict[str, Any]:
+        """The result's numbers as a plain dictionary (what ``map --json`` prints)."""
+        names = ("energy", "feasible", "optimal", "stable", "iterations", "seconds")
+        return {
+            "n_vars": self.field.n_vars,
+            "status": self.status.label,
+            "message": self.message,
+            **{name: getattr(self, name) for name in names},
+            "setup_seconds": self.setup_seconds,
+            "labels": self.labels.tolist(),
+        }
+
+    def to_json(self) -> str:
+        """`summary` as one line of JSON; an infinite energy is null.
+
+        Example:
+            >>> import json
+            >>> import proxfield as pf
+            >>> result = pf.solve_map(pf.Field([2]).add(pf.Unary([[3.0, 1.0]])))
+            >>> json.loads(result.to_json())["labels"]
+            [1]
+        """
+        data = self.summary()
+        if not self.feasible:
+            data["energy"] = None
+        return json.dumps(data, allow_nan=False)
+
+    def save(self, path: Target) -> None:
+        """Write the labelling as a UAI MAP file, whole or not at all; `io.read_map` reads it.
+
+        Raises:
+            InputError: If it can't be written, or the labelling isn't feasible.
+        """
+        from proxfield.io.files import atomic_write
+        from proxfield.io.results import format_map
+
+        if not self.feasible:
+            raise InputError(f"there is no labelling to write: {self.message}")
+        atomic_write(path, format_map(self.labels))
 
 
 def solve_map(
@@ -97,7 +256,7 @@ def solve_map(
     field = field.snapshot() if evidence is None else field.condition(evidence)
     request = Request(
         MapSearch(),
-        choose_place(device, kernels, dtype),
+        *choose_place(device, kernels, dtype),
         init="uniform" if init is None else starting_labels(field, init),
         max_iters=max_iters,
         tol=0.0,
@@ -106,8 +265,7 @@ def solve_map(
         seed=seed,
         threads=threads,
     )
-    if not isinstance(progress, (bool, np.bool_)):
-        raise InputError(f"progress={shown(progress)}, expected True or False")
+    check(progress=progress)
     return answer(field, request, bool(progress))
 
 
@@ -146,30 +304,40 @@ def search(field: Field, request: Request, session: Session) -> MapResult:
         return MapResult(
             field, labels, np.inf, MapStatus.INFEASIBLE, False, 0, loop.elapsed, MapTrace()
         )
-    stable = True
     if lowered.extras:
         found, status, stable = by_rounding(field, request, session)
     elif is_forest(lowered):
         with loop.clock():
-            found, status = exactly(lowered), MapStatus.OPTIMAL
+            found, status, stable = exactly(lowered), MapStatus.OPTIMAL, True
     else:
         outcome = search_forbidden(session) if lowered.hard else request.rule.solve(session)
         assert outcome.labels is not None
         found, status = outcome.labels, MapStatus[outcome.status.name]
-        if np.isfinite(outcome.free_energy):
-            found, stable = descended(session, found)
-        else:
-            stable = False
+        stable = bool(np.isfinite(outcome.free_energy))
+        if stable:  # then no change of a single variable lowers the energy
+            program = rounding_program(lowered, session.kernels)
+            start = one_hot(lowered.layout.offsets, found)
+            program.descend(start, 0)  # compile outside the clock
+            with finish_first(), loop.clock():
+                found = lowered.layout.best_labels(descend_fully(program, start))
     labels = lowered.reduction.expand_labels(found)
     energy = field.energy(labels)
     if energy == np.inf and status is MapStatus.OPTIMAL:
         status = MapStatus.INFEASIBLE
     elif energy == np.inf and status not in (MapStatus.INFEASIBLE, MapStatus.INTERRUPTED):
         status = MapStatus.NO_FEASIBLE
-    return MapResult(
-        field, labels, energy, status, stable and bool(np.isfinite(energy)), loop.iterations,
-        loop.elapsed, trace_of(session, energy, exponent),
-    )  # fmt: skip
+    # the trace: rows at which the energy fell, the first and the last
+    rows = loop.make_trace()
+    e = np.append(np.ldexp(np.minimum.accumulate(rows.free_energy), exponent), energy)
+    keep = np.append(True, e[1:] < e[:-1])
+    keep[-1] = True
+    trace = MapTrace(
+        np.append(rows.iteration, loop.iterations)[keep],
+        np.append(rows.seconds, loop.elapsed)[keep],
+        e[keep],
+    )
+    stable = stable and bool(np.isfinite(energy))
+    return MapResult(field, labels, energy, status, stable, loop.iterations, loop.elapsed, trace)
 
 
 # ---- very small and very large energies ----
@@ -185,13 +353,13 @@ def in_range(session: Session) -> tuple[Session, int]:
     exponent, callback = exponent_of(lowered), session.loop.callback
     if exponent == 0 or lowered.extras:
         return session, 0
+
+    def told(seen: Progress) -> object:
+        energy = float(np.ldexp(seen.free_energy, exponent))
+        return None if callback is None else callback(replace(seen, free_energy=energy))
+
     if callback is not None:
-        loop = replace(
-            loop,
-            callback=lambda seen: callback(
-                replace(seen, free_energy=float(np.ldexp(seen.free_energy, exponent)))
-            ),
-        )
+        loop = replace(loop, callback=told)
     return replace(session.with_energies(lowered.scaled(-exponent)), loop=loop), exponent
 
 
@@ -200,22 +368,17 @@ def exponent_of(lowered: Lowered) -> int:
 
     A few very large ones, as people write them for what they forbid, change nothing.
     """
-    sizes = typical_sizes(lowered)
+    arrays = [lowered.unary, *(f.tables for f in lowered.factors)]
+    arrays += [t.weights for t in (lowered.ising, lowered.potts) if t is not None]
+    if lowered.extras:
+        arrays = [np.array([lowered.magnitude / max(1, lowered.layout.n_vars)])]
+    known = (np.abs(a[np.isfinite(a) & (a != 0)]) for a in arrays)
+    sizes = [float(np.median(size)) for size in known if len(size)]
     if sizes and max(sizes) < SMALLEST_SIZE:
         return int(np.frexp(max(sizes))[1])
     if sizes and min(sizes) > LARGEST_SIZE:
         return int(np.frexp(min(sizes))[1])
     return 0
-
-
-def typical_sizes(lowered: Lowered) -> list[float]:
-    """The median size of unary energies, of couplings and of tables; 0 and +inf don't count."""
-    if lowered.extras:
-        return [lowered.magnitude / max(1, lowered.layout.n_vars)] if lowered.magnitude else []
-    arrays = [lowered.unary, *(f.tables for f in lowered.factors)]
-    arrays += [t.weights for t in (lowered.ising, lowered.potts) if t is not None]
-    sizes = (np.abs(a[np.isfinite(a) & (a != 0)]) for a in arrays)
-    return [float(np.median(size)) for size in sizes if len(size)]
 
 
 # ---- forests ----
@@ -250,43 +413,19 @@ def exactly(lowered: Lowered) -> Ints:
         start[None], hot=zero, cold=zero, sweeps=1, drawn=True, forests=True, polish=0
     )
     program = program_for(lowered)
-    best = program.explore(chains, 1).q[0]
-    return layout.best_labels(descend_fully(program, best))
+    return layout.best_labels(descend_fully(program, program.explore(chains, 1).q[0]))
 
 
 # ---- the end of a search ----
 
 
-def descended(session: Session, labels: Ints) -> tuple[Ints, bool]:
-    """Give variables their cheapest label until no change of one lowers the energy."""
-    program = rounding_program(session.problem.lowered, session.kernels)
-    layout = session.problem.lowered.layout
-    start = one_hot(layout.offsets, labels).astype(np.float64, copy=False)
-    program.descend(start, 0)  # compile outside the clock
-    with finish_first(), session.loop.clock():
-        return layout.best_labels(descend_fully(program, start)), True
-
-
-def descend_fully(program: Program, q: NDArray[np.float64]) -> NDArray[np.float64]:
+def descend_fully(program: Program, q: Doubles) -> Doubles:
     """Sweeps at temperature 0 until a whole one changes nothing."""
     while True:
         new = program.descend(q, MAX_SWEEPS)
         if np.array_equal(new, q):
             return new
         q = new
-
-
-def trace_of(session: Session, energy: float, exponent: int) -> MapTrace:
-    """The rows of a search at which the energy fell, the first and the last."""
-    loop, rows = session.loop, session.loop.make_trace()
-    e = np.append(np.ldexp(np.minimum.accumulate(rows.free_energy), exponent), energy)
-    keep = np.append(True, e[1:] < e[:-1])
-    keep[-1] = True
-    return MapTrace(
-        np.append(rows.iteration, loop.iterations)[keep],
-        np.append(rows.seconds, loop.elapsed)[keep],
-        e[keep],
-    )
 
 
 # ---- fields with terms that can't be lowered ----
@@ -297,50 +436,12 @@ def by_rounding(field: Field, request: Request, session: Session) -> tuple[Ints,
     session = session.within(replace(session.limits, tol=TOLERANCE))
     result = infer_one(field, replace(request, rule=Auto()), session)
     lowered, loop = session.problem.lowered, session.loop
-    layout = lowered.layout
     with finish_first(), loop.clock():
-        labels = layout.best_labels(lowered.reduction.restrict(one_hot_of(result)))
-        labels, stable = improved_singly(rounding_program(lowered, session.kernels), labels)
-    ended = {Status.INTERRUPTED: MapStatus.INTERRUPTED, Status.STOPPED: MapStatus.STOPPED}
-    limits = {Status.MAX_ITERS: MapStatus.MAX_ITERS, Status.BUDGET: MapStatus.BUDGET}
-    return labels, {**ended, **limits}.get(result.status, MapStatus.SETTLED), stable
-
-
-def one_hot_of(result: Result) -> NDArray[np.float64]:
-    """A result's labelling as marginals."""
-    labels = np.ravel(result.map_labels)
-    return one_hot(result.field.layout.offsets, labels).astype(np.float64, copy=False)
-
-
-def improved_singly(program: Program, labels: Ints) -> tuple[Ints, bool]:
-    """Change one variable after another while that lowers the energy, for some trials.
-
-    Returns:
-        The labelling, and whether no change of one variable lowers its energy. The gradient tells
-        where the energy is linear in each variable's marginals; for other terms it isn't known.
-    """
-    lowered, layout = program.lowered, program.lowered.layout
-    groups = Groups(program)
-    linear = all(
-        term.degree is not None and not getattr(term, "self_message", False)
-        for term in lowered.terms
-    )
-    energy, unit = lowered.energy(labels), float(np.ldexp(1.0, exponent_of(lowered)))
-    for _ in range(TRIALS):
-        q = one_hot(layout.offsets, labels).astype(np.float64, copy=False)
-        g = program.gradient(q)
-        cheapest = layout.best_labels(-g)
-        gain = g[layout.offsets[:-1] + labels] - g[layout.offsets[:-1] + cheapest]
-        gain[np.isnan(gain)] = 0.0
-        if not gain.max(initial=0.0) > 1e-9 * (unit + abs(energy)):
-            return labels, linear
-        better = groups.improve(labels, energy)
-        if np.array_equal(better, labels):
-            better = labels.copy()
-            i = int(gain.argmax())
-            better[i] = cheapest[i]
-        new = lowered.energy(better)
-        if not new < energy:
-            break
-        labels, energy = better, new
-    return labels, False
+        rounded = one_hot(field.layout.offsets, np.ravel(result.map_labels))
+        labels = lowered.layout.best_labels(lowered.reduction.restrict(rounded))
+        unit = float(np.ldexp(1.0, exponent_of(lowered)))
+        program = rounding_program(lowered, session.kernels)
+        labels, stable = improved_singly(program, labels, unit)
+    ended = (Status.INTERRUPTED, Status.STOPPED, Status.MAX_ITERS, Status.BUDGET)
+    known = result.status in ended
+    return labels, MapStatus[result.status.name] if known else MapStatus.SETTLED, stable

@@ -13,15 +13,16 @@ products with H are differences of gradients.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.core.common.arrays import Array, Floats
+from proxfield.core.common.arrays import Array, Doubles, Floats
 from proxfield.core.engines.base import Batch, Program, State, Tangent
 from proxfield.core.lowering.lowered import Lowered
-from proxfield.core.solve.problem import Judgement, Verdict
 from proxfield.core.terms.base import Layout, offers
 
 P = TypeVar("P")
@@ -46,15 +47,27 @@ NOISE_SCALE = 1e-2
 """Standard deviation of the noise on θ that breaks what symmetries are left."""
 
 
+class Verdict(Enum):
+    """What the second-order test found."""
+
+    MINIMUM = "no direction of negative curvature"
+    SADDLE = "F falls along a direction"
+    UNDECIDED = "time or products ran out"
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A verdict and, for a saddle, marginals nearby where F is lower."""
+
+    verdict: Verdict
+    lower: Doubles | None = None
+    free_energy: float = np.inf
+
+
 def fixed_points(program: Batch[P, S], state: S, tol: float) -> NDArray[np.bool_]:
     """Whether softmax(−g(q)) of each field is within ``tol`` of q, up to rounding.  # (fields,)"""
     residual, rounding = program.residual_each(state)
     return np.asarray(residual <= tol + rounding)
-
-
-def is_fixed_point(program: Program, state: State, tol: float) -> bool:
-    """The same of one field."""
-    return bool(fixed_points(program, state, tol)[0])
 
 
 def judge(
@@ -65,26 +78,37 @@ def judge(
     max_products: int = MAX_PRODUCTS,
     min_products: int = 0,
     late: Callable[[], bool] = lambda: False,
+    space: Scaled | None = None,
 ) -> Judgement:
-    """Test whether a fixed point is a minimum of F.
+    """Test whether a fixed point is a minimum of F; its state doesn't change.
 
     Args:
         program: The field.
-        state: A fixed point; not changed.
+        state: A fixed point.
         seed: Random seed of the first direction.
         max_products: Maximum number of products with H.
         min_products: Products that are made even if it is late.
         late: Is it time to give up?
+        space: The scaled Hessian, if it is another than that of the program's field.
 
     Returns:
         A saddle is only called so if a point of lower F was found.
     """
-    lowered = program.lowered
-    if lowered.layout.size == 0 or not any(True for _ in lowered.terms):
+    lowered, dtype = program.lowered, program.dtype.name
+    if space is None:
+        if lowered.layout.size == 0 or not any(True for _ in lowered.terms):
+            return Judgement(Verdict.MINIMUM)
+        quadratic = not lowered.hard and all(t.degree == 2 for t in lowered.terms)
+        space = Scaled(program.tangent(state), quadratic, MIN_MARGINAL[dtype])
+    if not space.free:
         return Judgement(Verdict.MINIMUM)
-    quadratic = not lowered.hard and all(t.degree == 2 for t in lowered.terms)
-    space = Scaled(program.tangent(state), quadratic, MIN_MARGINAL[program.dtype.name])
-    return judge_in(space, program, state, seed, (min_products, max_products), late)
+    products = min_products, max_products
+    verdict, direction = lowest_curvature(space, seed, EIGENVALUE_MARGIN[dtype], products, late)
+    if direction is None:
+        return Judgement(verdict)
+    relative = space.relative(direction)
+    unit = space.tangent.to_host(relative / space.largest(relative))
+    return descend_along(program, state, unit)
 
 
 def proves_minimum(lowered: Lowered, q: Floats, late: Callable[[], bool] = lambda: False) -> bool:
@@ -96,16 +120,7 @@ def proves_minimum(lowered: Lowered, q: Floats, late: Callable[[], bool] = lambd
     by power iteration. One number per variable instead of one per label: where most marginals are
     close to 0 or 1, as those of images, this takes a small part of the time of `judge`.
 
-    Args:
-        lowered: The field.
-        q: Marginals.
-        late: Asked before each product with the bound; True: nothing is proved.
-
-    Example:
-        >>> import proxfield as pf
-        >>> points = pf.Field(3, 2, [pf.Gaussian([[0.0], [1.0], [2.0]], weight=1.0)]).lower()
-        >>> proves_minimum(points, np.array([0.99, 0.01] * 3))
-        True
+    Once it is late, nothing is proved.
     """
     terms, layout = list(lowered.terms), lowered.layout
     if not layout.size or not all(offers(term, "coupling_norms") for term in terms):
@@ -126,45 +141,6 @@ def proves_minimum(lowered: Lowered, q: Floats, late: Callable[[], bool] = lambd
             return False
         v = product / product.max() + SMALLEST_SHARE
     return False
-
-
-class Evaluates(Protocol):
-    """What a fixed point is left with: F of any marginals."""
-
-    dtype: np.dtype[np.floating]
-
-    @property
-    def lowered(self) -> Lowered:
-        """The field."""
-
-    def start(self, q: Floats) -> State:
-        """A state at some marginals."""
-
-    def marginals(self, state: State) -> NDArray[np.floating]:
-        """A copy of a state's marginals."""
-
-    def free_energy(self, state: State) -> float:
-        """F of a state."""
-
-
-def judge_in(
-    space: Scaled,
-    program: Evaluates,
-    state: State,
-    seed: int,
-    products: tuple[int, int],
-    late: Callable[[], bool],
-) -> Judgement:
-    """`judge`, given the scaled Hessian."""
-    if not space.free:
-        return Judgement(Verdict.MINIMUM)
-    margin = EIGENVALUE_MARGIN[program.dtype.name]
-    verdict, direction = lowest_curvature(space, seed, margin, products, late)
-    if direction is None:
-        return Judgement(verdict)
-    relative = space.relative(direction)
-    unit = space.tangent.to_host(relative / space.largest(relative))
-    return descend_along(program, state, unit)
 
 
 class Scaled:
@@ -190,7 +166,7 @@ class Scaled:
         """Length of a vector."""
         return int(self.q.shape[0])
 
-    def noise(self, seed: int) -> NDArray[np.float64]:
+    def noise(self, seed: int) -> Doubles:
         """A random vector, on the host."""
         return np.random.default_rng([seed, DIRECTION]).normal(size=self.entries)
 
@@ -238,20 +214,13 @@ class Scaled:
 
 
 def lowest_curvature(
-    space: Scaled,
-    seed: int,
-    margin: float,
-    products: tuple[int, int],
-    late: Callable[[], bool],
+    space: Scaled, seed: int, margin: float, products: tuple[int, int], late: Callable[[], bool]
 ) -> tuple[Verdict, Array | None]:
     """Look for an eigenvalue of Rᵀ H R below −1, by locally optimal conjugate gradients.
 
     Keeps three vectors and their products, however many steps it takes. A Ritz value below
     −1 proves a negative eigenvalue. One that stays above −1 by more than its residual is
-    taken for the lowest after enough products.
-
-    Returns:
-        MINIMUM or UNDECIDED and None, or SADDLE and the direction.
+    taken for the lowest after enough products. A saddle comes with the direction.
     """
     min_products, max_products = products
     dot, norm = space.dot, space.norm
@@ -303,20 +272,17 @@ def lowest_curvature(
     return Verdict.UNDECIDED, None
 
 
-def descend_along(program: Evaluates, state: State, unit: NDArray[np.float64]) -> Judgement:
+def descend_along(program: Program, state: State, unit: Doubles) -> Judgement:
     """Follow a direction of negative curvature, both ways, as long as F falls.
 
-    Args:
-        program: Gives F.
-        state: Where to begin.
-        unit: Relative changes of marginals, at most 1.  # (layout.size,)
+    The direction is given by relative changes of marginals, at most 1.  # (layout.size,)
     """
     layout = program.lowered.layout
     q = program.marginals(state).astype(np.float64)
     f = program.free_energy(state)
     slack = 1e-12 * (1.0 + abs(f))
 
-    def at(t: float) -> tuple[float, NDArray[np.float64]]:
+    def at(t: float) -> tuple[float, Doubles]:
         moved = layout.normalize(q * np.exp(np.clip(t * unit, -50.0, 50.0)))
         return program.free_energy(program.start(moved)), moved
 
@@ -337,12 +303,12 @@ def descend_along(program: Evaluates, state: State, unit: NDArray[np.float64]) -
     return Judgement(Verdict.SADDLE, point, low)
 
 
-def nudged(layout: Layout, q: Floats, seed: int, noise: float = NOISE_SCALE) -> NDArray[np.float64]:
+def nudged(layout: Layout, q: Floats, seed: int) -> Doubles:
     """Marginals with θ shifted by a little seeded noise, so that no symmetry is left."""
     rng = np.random.default_rng([seed, OFFSET])
-    return shifted(layout, q, noise * rng.normal(size=len(q)))
+    return shifted(layout, q, NOISE_SCALE * rng.normal(size=len(q)))
 
 
-def shifted(layout: Layout, q: Floats, by: Floats) -> NDArray[np.float64]:
+def shifted(layout: Layout, q: Floats, by: Floats) -> Doubles:
     """Marginals with θ lowered by so much."""
     return layout.normalize(np.asarray(q, dtype=np.float64) * np.exp(by))

@@ -9,12 +9,10 @@ the field's own program does.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.core.common.arrays import Pixels
+from proxfield.core.common.arrays import Doubles, Pixels
 from proxfield.core.devices.cuda import torch
 from proxfield.core.engines.base import Batch, Rows
 from proxfield.core.engines.registry import placed
@@ -25,8 +23,8 @@ from proxfield.core.filters.points import PixelPoints
 from proxfield.core.solve.history import Limits
 from proxfield.core.solve.infer import result_of
 from proxfield.core.solve.loop import Loop
-from proxfield.core.solve.problem import Outcome
 from proxfield.core.solve.request import Request
+from proxfield.core.solve.rules.base import Outcome
 from proxfield.core.solve.rules.parallel import Fixed
 from proxfield.core.terms.gaussian import Gaussian
 from proxfield.core.terms.unary import Unary
@@ -43,62 +41,47 @@ class NotWholeError(Exception):
     """Something has to be decided between the updates."""
 
 
-@dataclass
-class Image:
-    """An image on its way: what was found, once the updates were made."""
+class WholeImage(Batch[None, None]):
+    """One image, all of whose updates are one call. It has no state beside what was found.
 
-    energies: NDArray[np.float32]
-    images: list[Pixels | None]
-    found: DenseFound | None = None
-
-    @property
-    def done(self) -> DenseFound:
-        """What was found."""
-        assert self.found is not None
-        return self.found
-
-
-class WholeImage(Batch[None, Image]):
-    """One image, all of whose updates are one call.
-
-    Args:
-        call: Makes them.
-        tol: The tolerance: a smaller change of q is for a program that can test fixed points.
+    A change of q within the tolerance is for a program that can test fixed points.
     """
 
-    def __init__(self, call: DenseCall, tol: float) -> None:
-        self.call, self.tol = call, tol
+    found: DenseFound
+
+    def __init__(
+        self,
+        call: DenseCall,
+        energies: NDArray[np.float32],
+        images: list[Pixels | None],
+        tol: float,
+    ) -> None:
+        self.call, self.energies, self.images, self.tol = call, energies, images, tol
         self.looks_every = call.key.updates
 
     def advance_each(
-        self,
-        state: Image,
-        plan: None,
-        n: int,
-        tol: float,
-        trace: bool,
-        wanted: NDArray[np.bool_],
+        self, state: None, plan: None, n: int, tol: float, trace: bool, wanted: NDArray[np.bool_]
     ) -> list[Rows]:
-        found = state.found = self.call.run(state.energies, state.images)
+        found = self.found = self.call.run(self.energies, self.images)
         moving = bool((found.change > self.tol).all())  # False for NaN
         if not (found.finite and moving and np.isfinite(found.free_energy).all()):
             raise NotWholeError
         f = found.free_energy[:-1] if trace else np.full(n, np.nan)
         return [Rows(f, found.change)]
 
-    def free_energy_each(self, state: Image) -> NDArray[np.float64]:
-        return state.done.free_energy[-1:]
+    def free_energy_each(self, state: None) -> Doubles:
+        return self.found.free_energy[-1:]
 
-    def marginals_each(self, state: Image) -> list[NDArray[np.float64]]:
-        return [download(state.done.q).reshape(-1)]
+    def marginals_each(self, state: None) -> list[Doubles]:
+        return [download(self.found.q).reshape(-1)]
 
-    def residual_each(self, state: Image) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def residual_each(self, state: None) -> tuple[Doubles, Doubles]:
         raise NotWholeError
 
-    def copy(self, state: Image) -> Image:
+    def copy(self, state: None) -> None:
         raise NotWholeError
 
-    def warm_up(self, plan: None, state: Image, trace: bool) -> None:
+    def warm_up(self, plan: None, state: None, trace: bool) -> None:
         pass
 
 
@@ -118,21 +101,21 @@ def infer_whole(field: Field, request: Request) -> Result | None:
         field.n_vars, n_labels, updates, tuple(map(term_key, gaussians)), str(device.handle())
     )
     loop = Loop(Limits(updates, request.tolerance), None, request.trace, now=request.now)
-    state = Image(unary.energies, [p.channels for p in points])
     try:
         call = dense_call.program_of(key, points)
         if any(needs_diagonal(made.kind, made.key) for made in call.terms):
             return None
-        program = WholeImage(call, request.tolerance)
-        status = loop.run(program, None, state)
+        images = [p.channels for p in points]
+        program = WholeImage(call, unary.energies, images, request.tolerance)
+        status = loop.run(program, None, None)
     except NotWholeError:
         return None
     except torch.cuda.OutOfMemoryError:
         dense_call.KEPT.clear()  # the loop says what would fit, if it doesn't either
         return None
-    outcome = Outcome(program.marginals_each(state)[0], loop.last, status)
+    outcome = Outcome(program.marginals_each(None)[0], loop.last, status)
     result = result_of(field, request, loop, outcome)
-    result.best = download(state.done.best).astype(np.int64, copy=False)
+    result.best = download(program.found.best).astype(np.int64, copy=False)
     return result
 
 

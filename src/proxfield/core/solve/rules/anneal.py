@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from proxfield.core.engines.plan import Custom, Order, Plan, Update
-from proxfield.core.solve.problem import Outcome, Problem
-from proxfield.core.solve.rules.base import Rule
+from proxfield.core.engines.plan import Custom, Order, Plan
+from proxfield.core.solve.rules.base import Outcome, Problem, Rule
 from proxfield.core.solve.rules.portfolio import end_at_minimum
 from proxfield.core.solve.rules.registry import make_rule
 from proxfield.core.solve.session import Session
@@ -77,14 +76,10 @@ class Anneal(Rule):
             last = begun_at + int(share * (limits.max_iters - begun_at))
             last = memory.setdefault("end", max(loop.iterations + 1, last))
             until = None if limits.budget is None else begun + share * (limits.budget - begun)
-            cooled = at_temperature(plan, temperature, session.problem)
-            status = session.iterate(
-                cooled,
-                state,
-                limits.until(last, until, tol=-1.0),
-                keep_best=session.looks_back(self),
-                first=loop.known_at(session.start) if k == 0 else None,
-            )
+            colder = at_temperature(plan, temperature, session.problem)
+            part = limits.until(last, until, tol=-1.0)
+            first = loop.known_at(session.start) if k == 0 else None
+            status = session.iterate(colder, state, part, self, first)
             if begun_at == loop.iterations:
                 loop.tell(session.start, loop.last)
             if status in (Status.INTERRUPTED, Status.STOPPED, Status.DIVERGED):
@@ -116,6 +111,5 @@ def at_temperature(plan: Plan, temperature: float, problem: Problem) -> Plan:
         return replace(plan, inverse_temperature=1.0 / temperature)
     certified = 1.0 / (1.0 + problem.curvature.damping(1.0 / temperature))
     step = np.maximum(plan.step, certified)
-    return Update(
-        plan.kind, step, plan.gamma1, plan.gamma2, plan.epsilon, inverse_temperature=1 / temperature
-    )
+    colder = replace(plan, step=step, inverse_temperature=1 / temperature)
+    return replace(colder, adaptive=False, fallback=None, refinement=None)

@@ -18,10 +18,9 @@ import numpy as np
 
 from proxfield.core.common.logs import log
 from proxfield.core.engines.plan import Plan, prefers_search
-from proxfield.core.solve.problem import Outcome, Problem
 from proxfield.core.solve.rules.anneal import Anneal
 from proxfield.core.solve.rules.backtracking import Backtracking
-from proxfield.core.solve.rules.base import Rule
+from proxfield.core.solve.rules.base import Outcome, Problem, Rule
 from proxfield.core.solve.rules.parallel import Adam, Fixed, Momentum
 from proxfield.core.solve.rules.portfolio import best_of, better_of, end_at_minimum, polish, visits
 from proxfield.core.solve.rules.schedules import Sweep
@@ -50,7 +49,7 @@ class Auto(Rule):
         return int(np.clip(tuned.DEFAULT_VISITS / max(1, visits(problem.lowered)), 200, 20_000))
 
     def solve(self, session: Session) -> Outcome:
-        if not session.sweepable:
+        if not session.program.sweepable:
             first = Backtracking() if prefers_search(session.problem.lowered) else Anneal()
             members: list[Rule] = [first, Adam(), Momentum()]
             log.debug("auto: variables can't be visited one by one; %s, adam, momentum", first.name)
@@ -63,7 +62,7 @@ class Auto(Rule):
             log.debug("auto: F is convex (λ = %.3g); one descent", scale)
             return polish(session, session.start)
         if session.iterations_left < 4 * tuned.MIN_SWEEPS:
-            return polish(session, session.without_symmetry(session.start))
+            return polish(session, session.nudged(session.start))
         log.debug("auto: F may have many minima (λ = %.3g); cooled chains", scale)
         return MinimumSearch(session, float(local[local > 0.0].mean())).run(session.start, np.inf)
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from proxfield.core.engines.plan import Kind, Plan, Search, Update
-from proxfield.core.solve.problem import Problem
-from proxfield.core.solve.rules.base import Rule
+from proxfield.core.solve.rules.base import Problem, Rule
 from proxfield.errors import InputError
 
 
@@ -52,9 +51,6 @@ class Backtracking(Rule):
             raise InputError(
                 f"backtracking: first={self.first:g} is above largest={self.largest:g}"
             )
-
-    def prepare(self, problem: Problem) -> None:
-        pass
 
     def plan(self, problem: Problem) -> Plan:
         search = Search(self.first, self.growth, self.shrinkage, self.largest)

@@ -1,18 +1,69 @@
-"""What a rule is: a small set of parameters and a `plan`, which says how the state moves."""
+"""What a rule is: a small set of parameters and a `plan`, which says how the state moves.
+
+It makes the plan from a `Problem`, and gives back an `Outcome`.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
 
 from proxfield.core.common.checks import is_real, is_whole
 from proxfield.core.engines.plan import Plan
-from proxfield.core.solve.problem import Outcome, Problem
-from proxfield.core.solve.session import Session
+from proxfield.core.lowering.lowered import Lowered
+from proxfield.core.terms.base import Doubles, Ints
 from proxfield.errors import InputError, shown
+from proxfield.result import Status
+
+if TYPE_CHECKING:
+    from proxfield.core.solve.curvature import Curvature
+    from proxfield.core.solve.session import Session
+    from proxfield.core.solve.stationarity import Judgement
 
 STEPS = ("certified", "certified-local", "certified-relative", "lipschitz")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a rule may look at when it makes its plan."""
+
+    lowered: Lowered
+    curvature: Curvature
+    seed: int = 0
+    plain_chains: bool = False
+    """Whether chains compute the whole gradient for each variable that moves."""
+
+    @property
+    def n_vars(self) -> int:
+        """Variables that are left to infer."""
+        return self.lowered.layout.n_vars
+
+    @cached_property
+    def coloring(self) -> tuple[Ints, Ints]:
+        """Variables by color, and where each color starts; those of one color share no term."""
+        colors = self.lowered.color()
+        counts = np.bincount(colors, minlength=1)
+        return np.argsort(colors, kind="stable"), np.concatenate([[0], np.cumsum(counts)])
+
+
+@dataclass
+class Outcome:
+    """Where a rule ended: marginals of the lowered field, their F, and why it ended.
+
+    Attributes:
+        labels: A feasible labelling, if one is known.
+        judgement: What the second-order test found at a fixed point.
+    """
+
+    q: Doubles
+    free_energy: float
+    status: Status
+    labels: Ints | None = None
+    judgement: Judgement | None = None
 
 
 @dataclass(frozen=True)
@@ -49,7 +100,8 @@ class Rule(ABC):
 
     def prepare(self, problem: Problem) -> None:
         """Do the part of `plan` that counts as building the field, and isn't timed."""
-        step = getattr(self, "step", "certified")
+        runs_others = type(self).solve is not Rule.solve
+        step = getattr(self, "step", "certified" if runs_others else None)
         if step == "certified-local":
             _ = problem.curvature.local
         elif isinstance(step, str):
@@ -102,40 +154,33 @@ class Rule(ABC):
         """The parameters, by name."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
+    def _need(self, key: str, valid: bool, expected: str) -> None:
+        if not valid:
+            raise InputError(f"{self.name}: {key}={shown(getattr(self, key))}, expected {expected}")
+
     def _number(self, key: str, low: float, high: float, *, closed: bool = True) -> None:
-        value = getattr(self, key)
-        good = is_real(value) and low < value and (value <= high if closed else value < high)
-        if not good:
-            kind = "at most" if closed else "below"
-            raise InputError(
-                f"{self.name}: {key}={shown(value)}, expected above {low:g} and {kind} {high:g}"
-            )
-        object.__setattr__(self, key, float(value))
+        x, kind = getattr(self, key), "at most" if closed else "below"
+        valid = is_real(x) and low < x and (x <= high if closed else x < high)
+        self._need(key, valid, f"above {low:g} and {kind} {high:g}")
+        object.__setattr__(self, key, float(x))
 
     def _count(self, key: str) -> None:
-        value = getattr(self, key)
-        if not is_whole(value) or value < 1:
-            raise InputError(f"{self.name}: {key}={shown(value)}, expected a whole number above 0")
-        object.__setattr__(self, key, int(value))
+        x = getattr(self, key)
+        self._need(key, is_whole(x) and x >= 1, "a whole number above 0")
+        object.__setattr__(self, key, int(x))
 
     def _word(self, key: str, *words: str) -> None:
-        value = getattr(self, key)
-        if not isinstance(value, str) or value not in words:
-            raise InputError(f"{self.name}: {key}={shown(value)}, expected {' or '.join(words)}")
+        x = getattr(self, key)
+        self._need(key, isinstance(x, str) and x in words, " or ".join(words))
 
     def _nonnegative_below_one(self, key: str) -> None:
-        value = getattr(self, key)
-        if not is_real(value) or not 0 <= value < 1:
-            raise InputError(f"{self.name}: {key}={shown(value)}, expected 0 or more and below 1")
-        object.__setattr__(self, key, float(value))
+        x = getattr(self, key)
+        self._need(key, is_real(x) and 0 <= x < 1, "0 or more and below 1")
+        object.__setattr__(self, key, float(x))
 
     def _step(self, key: str = "step") -> None:
-        value = getattr(self, key)
-        if isinstance(value, str):
-            if value not in STEPS:
-                raise InputError(
-                    f"{self.name}: {key}={shown(value)}, expected a number or one of: "
-                    f"{', '.join(STEPS)}"
-                )
+        x = getattr(self, key)
+        if isinstance(x, str):
+            self._need(key, x in STEPS, f"a number or one of: {', '.join(STEPS)}")
         else:
             self._number(key, 0.0, 2.0)

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from proxfield.core.engines.plan import Custom, Kind, Plan, Update, UpdateFunction
-from proxfield.core.solve.problem import Problem
-from proxfield.core.solve.rules.base import Rule
+from proxfield.core.solve.rules.base import Problem, Rule
 from proxfield.errors import InputError
 
 
@@ -24,9 +23,6 @@ class FullParallel(Rule):
 
     name = "full-parallel"
     summary = "all variables at once, undamped; fast where it converges, may oscillate"
-
-    def prepare(self, problem: Problem) -> None:
-        pass
 
     def plan(self, problem: Problem) -> Plan:
         return Update(Kind.PROXIMAL, np.ones(problem.n_vars))
@@ -46,9 +42,6 @@ class AdHoc(Rule):
 
     def check(self) -> None:
         self._number("eta", 0.0, 1.0)
-
-    def prepare(self, problem: Problem) -> None:
-        pass
 
     def plan(self, problem: Problem) -> Plan:
         return Update(Kind.MEAN, np.full(problem.n_vars, self.eta))
@@ -79,11 +72,19 @@ class Fixed(Rule):
         return Update(Kind.PROXIMAL, problem.curvature.steps(self.step))
 
     def opening(self, problem: Problem) -> Plan:
-        return begin_at_once(self, problem)
+        """The plan with the step that λ_i certify, which costs nothing, without waiting for λ.
+
+        A larger step is looked for as the iterations go on.
+        """
+        refinement = problem.curvature.refinement() if self.step == "certified" else None
+        if refinement is None:
+            return self.plan(problem)
+        first = replace(self, step="certified-local").plan(problem)
+        return replace(first, refinement=refinement)
 
 
 @dataclass(frozen=True)
-class Adaptive(Rule):
+class Adaptive(Fixed):
     """Damping d_i = d · max_l 4 q_l (1 − q_l): variables near a corner move faster.
 
     For two labels the factor is the paper's 4·q_0·q_1. In general 2·q_l·(1 − q_l) bounds the
@@ -96,34 +97,13 @@ class Adaptive(Rule):
 
     name = "adaptive"
     summary = "like fixed, with less damping where marginals are close to 0 or 1; F never rises"
-    monotone = True
-    step: float | str = "certified"
-
-    def check(self) -> None:
-        self._step()
+    never_rises = True
 
     def plan(self, problem: Problem) -> Update:
         step = problem.curvature.steps(self.step)
-        safe = (
-            step if str(self.step).startswith("certified") else problem.curvature.steps("certified")
-        )
+        certified = str(self.step).startswith("certified")
+        safe = step if certified else problem.curvature.steps("certified")
         return Update(Kind.PROXIMAL, step, adaptive=True, fallback=safe)
-
-    def opening(self, problem: Problem) -> Plan:
-        return begin_at_once(self, problem)
-
-
-def begin_at_once(rule: Fixed | Adaptive, problem: Problem) -> Update:
-    """The plan of a certified rule, without waiting for λ.
-
-    It begins with the step that λ_i certify, which costs nothing. A larger one is looked for as
-    the iterations go on.
-    """
-    refinement = problem.curvature.refinement() if rule.step == "certified" else None
-    if refinement is None:
-        return rule.plan(problem)
-    first = replace(rule, step="certified-local").plan(problem)
-    return replace(first, refinement=refinement)
 
 
 @dataclass(frozen=True)

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
 
 import numpy as np
-from numpy.typing import NDArray
 
 from proxfield.core.common.interrupts import finish_first
 from proxfield.core.engines.plan import Chains, Plan, prefers_search
 from proxfield.core.lowering.lowered import Lowered
-from proxfield.core.solve.problem import Outcome, Problem, Verdict
 from proxfield.core.solve.rules.backtracking import Backtracking
-from proxfield.core.solve.rules.base import Rule
+from proxfield.core.solve.rules.base import Outcome, Problem, Rule
 from proxfield.core.solve.rules.parallel import Fixed
 from proxfield.core.solve.rules.registry import make_rule
 from proxfield.core.solve.rules.schedules import Sweep
 from proxfield.core.solve.search import tuned
 from proxfield.core.solve.session import Session
+from proxfield.core.solve.stationarity import Verdict
 from proxfield.core.terms.base import Doubles, Layout, offers
 from proxfield.errors import InputError, UnsupportedError, shown
 from proxfield.result import Status
@@ -27,19 +25,15 @@ from proxfield.result import Status
 HALTED = (Status.INTERRUPTED, Status.STOPPED)
 
 
-def perturbed(
-    q: NDArray[np.float64], layout: Layout, noise: float, seed: int
-) -> NDArray[np.float64]:
+def perturbed(q: Doubles, layout: Layout, noise: float, seed: int) -> Doubles:
     """Marginals with their log-odds shaken by Gaussian noise.  # (size,)"""
     shaken = np.log(np.maximum(q, 1e-12))
     shaken = shaken + noise * np.random.default_rng(seed).normal(size=layout.size)
-    top = np.full(layout.n_vars, -np.inf)
-    np.maximum.at(top, layout.owner, shaken)
-    weight = np.exp(shaken - top[layout.owner])
-    return np.asarray(weight / layout.sum_by_variable(weight)[layout.owner])
+    top = np.maximum.reduceat(shaken, layout.offsets[:-1])
+    return layout.normalize(np.exp(shaken - top[layout.owner]))
 
 
-def best_of(session: Session, members: list[tuple[str, Rule, NDArray[np.float64]]]) -> Outcome:
+def best_of(session: Session, members: list[tuple[str, Rule, Doubles]]) -> Outcome:
     """Run members one after another, each with an equal share of what is left; keep the best."""
     loop, limits = session.loop, session.limits
     best: Outcome | None = None
@@ -56,7 +50,7 @@ def best_of(session: Session, members: list[tuple[str, Rule, NDArray[np.float64]
         end = loop.iterations + max(1, session.iterations_left // left)
         until = loop.elapsed + max(0.0, session.seconds_left) / left
         try:
-            outcome = rule.solve(session.restarted(start, limits.until(end, until)))
+            outcome = rule.solve(session.within(limits.until(end, until), start))
         except UnsupportedError as error:  # this field has no such member; others may do
             unsupported = error
             continue
@@ -79,9 +73,9 @@ def best_of(session: Session, members: list[tuple[str, Rule, NDArray[np.float64]
 
 def descent(session: Session) -> Rule:
     """The monotone rule that suits a field: sweeps, or certified steps of all variables."""
-    if not session.sweepable:
+    if not session.program.sweepable:
         return Backtracking() if prefers_search(session.problem.lowered) else Fixed()
-    return Fixed(step="certified-local") if session.parallel else Sweep()
+    return Fixed(step="certified-local") if session.program.parallel else Sweep()
 
 
 def polish(session: Session, q: Doubles) -> Outcome:
@@ -96,13 +90,8 @@ def polish(session: Session, q: Doubles) -> Outcome:
 def end_at_minimum(session: Session, outcome: Outcome) -> Outcome:
     """From the best of several runs on to a local minimum, as far as the limits allow."""
     loop, found = session.loop, outcome.judgement
-    if outcome.status in (Status.INTERRUPTED, Status.STOPPED):
-        return outcome
-    if (
-        outcome.status is Status.CONVERGED
-        and found is not None
-        and found.verdict is Verdict.MINIMUM
-    ):
+    proved = found is not None and found.verdict is Verdict.MINIMUM
+    if outcome.status in HALTED or (outcome.status is Status.CONVERGED and proved):
         return outcome
     on_saddle = outcome.status is Status.SADDLE
     if found is not None and found.lower is not None and found.free_energy < outcome.free_energy:
@@ -112,7 +101,7 @@ def end_at_minimum(session: Session, outcome: Outcome) -> Outcome:
     if session.spent is not None:
         outcome = outcome if on_saddle else session.step_off(outcome)
         return replace(outcome, status=session.spent)
-    start = session.without_symmetry(outcome.q) if on_saddle else outcome.q
+    start = session.nudged(outcome.q) if on_saddle else outcome.q
     loop.tell(outcome.q, outcome.free_energy)
     try:
         end = better_of(session, outcome, polish(session, start))
@@ -178,24 +167,24 @@ class Restarts(Rule):
     def plan(self, problem: Problem) -> Plan:
         return make_rule(self.inner).plan(problem)
 
-    def _starts(self, session: Session) -> Iterator[NDArray[np.float64]]:
+    def _starts(self, session: Session, count: int) -> Iterator[Doubles]:
         layout, seed = session.problem.lowered.layout, session.problem.seed
         yield session.start
-        for k in range(1, self.count):
+        for k in range(1, count):
             yield perturbed(session.start, layout, self.noise, seed + k)
 
     def solve(self, session: Session) -> Outcome:
-        if self.inner == "sweep" and session.sweepable:
+        if self.inner == "sweep" and session.program.sweepable:
             return self._together(session)
         inner = make_rule(self.inner)
         count = max(1, min(self.count, session.iterations_left))
-        starts = islice(self._starts(session), count)
-        return best_of(session, [(f"start {k}", inner, q) for k, q in enumerate(starts)])
+        starts = enumerate(self._starts(session, count))
+        return best_of(session, [(f"start {k}", inner, q) for k, q in starts])
 
     def _together(self, session: Session) -> Outcome:
         """All starts in one batch, a few sweeps at a time; then polish the best."""
         loop, limits = session.loop, session.limits
-        session.warm_up_chains(session.start)
+        session.program.warm_up_chains(session.start)
         if limits.budget is not None:
             loop.tell(session.start, session.measure(session.start))
         with loop.clock():
@@ -205,9 +194,9 @@ class Restarts(Rule):
                 each = 4 * max(tuned.EVALUATIONS_PER_SWEEP * loop.costs.evaluation, sweep, 1e-9)
                 count = min(count, int(session.seconds_left / each))
         if count < 2:
-            return polish(session, session.without_symmetry(session.start))
+            return polish(session, session.nudged(session.start))
         with loop.clock():
-            q = np.stack(list(islice(self._starts(session), count)))
+            q = np.stack(list(self._starts(session, count)))
         each = max(1, min(20, limits.max_iters // (2 * len(q))))
         done, step = 0, 1
         while done < each:
@@ -220,8 +209,9 @@ class Restarts(Rule):
                 loop.member = f"start {winner}"
                 f = float(ended.free_energy[winner])
                 loop.note(int(ended.sweeps.sum()), base + spent, f)
-                loop.replace_best(f, q[winner])
-            if loop.report(f, q[winner]):
+                loop.best = None
+                loop.remember(f, q[winner])
+            if loop.report(f, q[winner].copy):
                 return Outcome(q[winner], f, Status.STOPPED)
             if limits.budget is not None:  # half of the budget is for the polish
                 fits = (limits.budget / 2 - loop.elapsed) * step / max(spent, 1e-9)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any
 
+from proxfield.core.common.records import Record
 from proxfield.core.common.registry import Registry
 from proxfield.core.solve.rules.base import Rule
 from proxfield.errors import InputError, shown
@@ -39,7 +39,7 @@ def dense_rules() -> dict[str, type[Rule]]:
     return {name: rule for name, rule in RULES.items() if rule().suits_dense_fields}
 
 
-def make_rule(rule: str | Rule | type[Rule], params: dict[str, Any] | None = None) -> Rule:
+def make_rule(rule: str | Rule | type[Rule], params: Record | None = None) -> Rule:
     """A rule from its name (or class) and parameters; a rule is returned as it is.
 
     Example:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from proxfield.core.engines.plan import Order, Plan
-from proxfield.core.solve.problem import Problem
-from proxfield.core.solve.rules.base import Rule
+from proxfield.core.solve.rules.base import Problem, Rule
 
 
 @dataclass(frozen=True)
@@ -28,9 +27,6 @@ class Sweep(Rule):
 
     def check(self) -> None:
         self._word("order", "natural", "random")
-
-    def prepare(self, problem: Problem) -> None:
-        pass
 
     def plan(self, problem: Problem) -> Plan:
         shuffle = np.random.default_rng(problem.seed) if self.order == "random" else None

@@ -13,12 +13,11 @@ from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.lowering.reduction import Reduction
 from proxfield.core.solve.history import Limits, Progress
 from proxfield.core.solve.loop import Loop
-from proxfield.core.solve.problem import Problem
-from proxfield.core.solve.rules.base import Rule
+from proxfield.core.solve.rules.base import Problem, Rule
 from proxfield.core.solve.rules.portfolio import large_sweep_seconds, polish
 from proxfield.core.solve.search import tuned
 from proxfield.core.solve.session import Session
-from proxfield.core.terms.base import Floats, Layout
+from proxfield.core.terms.base import Doubles, Floats, Layout
 from proxfield.errors import UnsupportedError
 from proxfield.mixture import Clamp
 from proxfield.result import Status
@@ -34,22 +33,18 @@ class Cell:
         q: Marginals without weight on other entries.  # (size,)
         free_energy: F of these.
         status: Why they were left as they are.
+        split: The best way to split it, once that is known.
     """
 
     keep: NDArray[np.bool_]
     clamps: tuple[Clamp, ...]
-    q: NDArray[np.float64]
+    q: Doubles
     free_energy: float
     status: Status
+    split: Split | None = None
 
     def child(self, layout: Layout, clamp: Clamp, status: Status) -> Cell:
-        """The part of the cell where one more decision holds; F isn't known yet.
-
-        Args:
-            layout: The variables.
-            clamp: The decision.
-            status: That of marginals which haven't converged.
-        """
+        """The part of the cell where one more decision holds; F isn't known yet."""
         start, end = layout.offsets[clamp.variable : clamp.variable + 2]
         keep = self.keep.copy()
         if clamp.held:
@@ -68,13 +63,27 @@ class Cell:
             return lowered
         return replace(lowered, unary=np.where(self.keep, lowered.unary, np.inf))
 
-    def condition(self, layout: Layout, q: Floats) -> NDArray[np.float64]:
+    def condition(self, layout: Layout, q: Floats) -> Doubles:
         """Marginals given the cell; variables without weight there become uniform."""
         out = np.where(self.keep, q, 0.0)
         dead = layout.sum_by_variable(out) <= 0
         if dead.any():
             out = np.where(dead[layout.owner] & self.keep, 1.0, out)
         return layout.normalize(out)
+
+
+@dataclass(frozen=True)
+class Split:
+    """A decision that was tried.
+
+    Attributes:
+        children: The two cells.
+        score: Share of the parent's exp(−F) that separates: difference of the children's marginals
+            times the product of their weights, times the factor that exp(−F) has gained.
+    """
+
+    children: tuple[Cell, Cell]
+    score: float
 
 
 def user_clamps(reduction: Reduction, clamps: Iterable[Clamp]) -> tuple[Clamp, ...]:
@@ -97,40 +106,25 @@ def user_clamps(reduction: Reduction, clamps: Iterable[Clamp]) -> tuple[Clamp, .
 
 @dataclass
 class Pool:
-    """The states of lowest F seen, no two of which have the same most probable labels.
-
-    Args:
-        layout: Of the states.
-        capacity: Maximum number of states.
-    """
+    """The states of lowest F seen, no two of which have the same most probable labels."""
 
     layout: Layout
     capacity: int
-    states: dict[bytes, tuple[float, NDArray[np.float64]]] = field(default_factory=dict)
+    """Maximum number of states."""
+    states: dict[bytes, tuple[float, Doubles]] = field(default_factory=dict)
 
-    @classmethod
-    def for_field(cls, lowered: Lowered, ends: int) -> Pool:
-        """A pool that fits the size of a field.
-
-        Args:
-            lowered: The field.
-            ends: Number of ends of its edges.
-        """
-        fitting = tuned.MAX_POOL_ENTRIES // max(1, lowered.layout.size + ends)
-        return cls(lowered.layout, int(np.clip(fitting, 4, tuned.MAX_STATES)))
-
-    def add(self, q: Floats, free_energies: Floats) -> None:
-        """Keep states whose F is low enough.  # (states, size), (states,)"""
-        for row, f in zip(q, free_energies, strict=True):
-            if not np.isfinite(f):
-                continue
-            key = self.layout.best_labels(row).tobytes()
-            known = self.states.get(key)
-            if known is not None and known[0] <= f:
-                continue
-            self.states[key] = float(f), np.array(row, dtype=np.float64)
+    def add(self, q: Floats, f: float) -> None:
+        """Keep a state whose F is low enough.  # (size,)"""
+        key = self.layout.best_labels(q).tobytes()
+        if np.isfinite(f) and (key not in self.states or f < self.states[key][0]):
+            self.states[key] = float(f), np.array(q, dtype=np.float64)
             if len(self.states) > 2 * self.capacity:
                 self._thin()
+
+    def add_ends(self, ended: Explored) -> None:
+        """Keep where chains ended."""
+        for q, f in zip(ended.q, ended.free_energy, strict=True):
+            self.add(q, f)
 
     def _thin(self) -> None:
         """Keep half of the capacity by F alone, and half by F among states that differ much."""
@@ -153,13 +147,8 @@ class Pool:
             kept[key] = None
         self.states = {key: self.states[key] for key in ranked if key in kept}
 
-    def inside(self, cell: Cell, most: int) -> NDArray[np.float64]:
-        """States with the most probable labels inside a cell, lowest F first.  # (states, size)
-
-        Args:
-            cell: The cell.
-            most: Maximum number of states.
-        """
+    def inside(self, cell: Cell, most: int) -> Doubles:
+        """States with the most probable labels inside a cell, lowest F first.  # (states, size)"""
         self._thin()
         first = self.layout.offsets[:-1]
         bounded = np.unique([clamp.variable for clamp in cell.clamps]).astype(np.int64)
@@ -171,39 +160,18 @@ class Pool:
         return np.stack(states[:most]) if states[:most] else np.zeros((0, self.layout.size))
 
 
-@dataclass
-class RecordingSession(Session):
-    """A session that keeps where chains ended."""
-
-    pool: Pool | None = None
-
-    def explore(self, chains: Chains, threads: int | None = None) -> Explored:
-        ended = super().explore(chains, threads)
-        if self.pool is not None:
-            self.pool.add(ended.q, ended.free_energy)
-        return ended
-
-
-@dataclass
 class CellWork:
     """Sessions, limits and descents of cells; all share the clock and the iterations of one loop.
 
-    Args:
-        session: The inference of the whole field.
-        rule: The rule that searches.
-        pool: Where states are kept.
+    The session is that of the whole field, the rule searches, the pool keeps states.
     """
 
-    session: Session
-    rule: Rule
-    pool: Pool
-
-    def __post_init__(self) -> None:
-        self.loop = self.session.loop
-        self.limits = self.session.limits
-        self.lowered = self.session.problem.lowered
+    def __init__(self, session: Session, rule: Rule, pool: Pool) -> None:
+        self.session, self.rule, self.pool = session, rule, pool
+        self.loop, self.limits = session.loop, session.limits
+        self.lowered = session.problem.lowered
         self.layout = self.lowered.layout
-        self.sweepable = self.session.sweepable
+        self.sweepable = session.program.sweepable
         self.timed_sweeps, self.timed_seconds = 0, 0.0
 
     # ---- limits ----
@@ -236,57 +204,34 @@ class CellWork:
 
         def report(progress: Progress) -> object:
             assert callback is not None
-            return callback(
-                replace(
-                    progress,
-                    iteration=base + progress.iteration,
-                    seconds=since + progress.seconds,
-                    max_iters=whole.max_iters,
-                    budget=whole.budget,
-                )
-            )
+            now, seconds = base + progress.iteration, since + progress.seconds
+            shown = replace(progress, iteration=now, seconds=seconds, budget=whole.budget)
+            return callback(replace(shown, max_iters=whole.max_iters))
 
-        return Loop(
-            Limits(
-                max(0, int(min(iterations, whole.max_iters))),
-                whole.tol,
-                None if whole.budget is None else max(0.0, seconds),
-            ),
-            None if callback is None else report,
-            False,
-            loop.expand,
-            loop.now,
-            costs=loop.costs,
-        )
+        budget = None if whole.budget is None else max(0.0, seconds)
+        limits = Limits(max(0, int(min(iterations, whole.max_iters))), whole.tol, budget)
+        shifted = None if callback is None else report
+        return Loop(limits, shifted, False, loop.expand, loop.now, costs=loop.costs)
 
     # ---- sessions ----
 
-    def session_of(
-        self, cell: Cell, loop: Loop, shift: int = 0, record: bool = True
-    ) -> RecordingSession:
-        """The inference of one cell.
+    def session_of(self, cell: Cell, loop: Loop, shift: int = 0, record: bool = True) -> Session:
+        """The inference of one cell, in a loop with its limits and trace, by a shifted random seed.
 
-        Args:
-            cell: The cell.
-            loop: Its limits and trace.
-            shift: Added to the random seed.
-            record: Keep the states in which chains end.
+        States in which chains end are recorded in the pool.
         """
-        whole = self.session
-        low = cell.restrict(self.lowered)
-        return RecordingSession(
-            # what bounds the curvature of the whole field bounds that of a part
-            problem=Problem(low, whole.problem.curvature, whole.problem.seed + shift),
+        whole, low = self.session, cell.restrict(self.lowered)
+        # what bounds the curvature of the whole field bounds that of a part
+        problem = Problem(low, whole.problem.curvature, whole.problem.seed + shift)
+        return replace(
+            whole,
+            problem=problem,
             loop=loop,
             limits=loop.limits,
             start=cell.q,
-            kernels=whole.kernels,
-            dtype=whole.dtype,
-            threads=whole.threads,
-            keep=whole.keep,
-            limited=whole.limited,
             made=whole.program if low is self.lowered else None,
-            pool=self.pool if record else None,
+            memory={},
+            watch=self.pool.add_ends if record else None,
         )
 
     # ---- descents ----
@@ -294,9 +239,8 @@ class CellWork:
     def explore(self, session: Session, chains: Chains) -> Explored:
         """Run chains, count their sweeps and learn how long one takes."""
         begun = self.loop.now()
-        threads = (
-            1 if self.layout.size < tuned.MAX_ONE_THREAD else None
-        )  # starting others takes longer
+        small = self.layout.size < tuned.MAX_ONE_THREAD
+        threads = 1 if small else None  # starting others takes longer
         ended = session.explore(chains, threads)
         made = int(ended.sweeps.sum())
         self.loop.iterations += made
@@ -304,14 +248,10 @@ class CellWork:
         self.timed_seconds += self.loop.now() - begun
         return ended
 
-    def descend(self, cell: Cell, starts: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
-        """Descend inside a cell from some starts; the best end and its F.
+    def descend(self, cell: Cell, starts: Doubles) -> tuple[Doubles, float]:
+        """Descend inside a cell from some starts without weight outside; the best end and its F.
 
-        F of the end isn't above that of any start.
-
-        Args:
-            cell: The cell.
-            starts: Marginals without weight outside of the cell.  # (starts, size)
+        F of the end isn't above that of any start.  # (starts, size)
         """
         if self.sweepable:
             fits = int(np.clip(self.sweeps_left(1.0) / len(starts), 0, tuned.TRIAL_SWEEPS))
@@ -323,9 +263,7 @@ class CellWork:
         found = [self._descend_together(cell, start) for start in starts]
         return min(found, key=lambda end: end[1])
 
-    def _descend_together(
-        self, cell: Cell, start: NDArray[np.float64]
-    ) -> tuple[NDArray[np.float64], float]:
+    def _descend_together(self, cell: Cell, start: Doubles) -> tuple[Doubles, float]:
         """Some updates of all variables, where single ones can't be visited."""
         iterations, seconds = self.left(1.0)
         own = self.aside(min(iterations, tuned.TRIAL_SWEEPS), seconds)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -22,9 +21,6 @@ class ChainSearch:
     """A search for a state at which an objective is low, by chains that are heated and cooled.
 
     `MinimumSearch` minimizes F, `LabellingSearch` the energy.
-
-    Args:
-        session: The inference.
     """
 
     def __init__(self, session: Session) -> None:
@@ -42,9 +38,9 @@ class ChainSearch:
         self.chains_made += count
         return np.array([(first + k) % 2**64 for k in range(count)], dtype=np.uint64)
 
-    def one_hot(self, labels: Ints) -> NDArray[np.float64]:
+    def one_hot(self, labels: Ints) -> Doubles:
         """A labelling as marginals."""
-        return one_hot(self.layout.offsets, labels).astype(np.float64, copy=False)
+        return one_hot(self.layout.offsets, labels)
 
     def stalled(self) -> bool:
         """Whether a search without limits has come to rest."""
@@ -65,14 +61,6 @@ class Arms(Generic[T]):
         curiosity: Share of the draws that don't look at what paid.
         sharpness: Power of gain per cost that the other draws are in proportion to.
         prior: Cost of the average outcome that is added; by default the average cost.
-
-    Example:
-        >>> arms = Arms({"short": 1.0, "long": 1.0}, memory=0.97, curiosity=0.25)
-        >>> for _ in range(100):
-        ...     arms.learn(0, gain=0.0, cost=1.0)
-        ...     arms.learn(1, gain=3.0, cost=1.0)
-        >>> arms.shares().round(1).tolist()
-        [0.1, 0.9]
     """
 
     def __init__(
@@ -114,12 +102,8 @@ class Arms(Generic[T]):
         self.outcomes = self.memory * self.outcomes + np.size(option)
 
 
-@dataclass
 class ChainPace:
     """How fast chains have been, and what there is time for: seconds or, without a budget, sweeps.
-
-    Args:
-        session: The inference.
 
     Attributes:
         threads: Threads that the next chains run on.
@@ -129,14 +113,13 @@ class ChainPace:
         visits: Entries and edge ends that a sweep visits.
     """
 
-    session: Session
-    threads: int = 1
-    paces: dict[tuple[str, int], float] = field(default_factory=dict)
-    work: dict[tuple[str, int], tuple[float, float]] = field(default_factory=dict)
-    rounds: int = 0
-
-    def __post_init__(self) -> None:
-        self.visits = visits(self.session.problem.lowered)
+    def __init__(self, session: Session) -> None:
+        self.session, self.loop = session, session.loop
+        self.budget = session.limits.budget
+        self.threads, self.rounds = 1, 0
+        self.paces: dict[tuple[str, int], float] = {}
+        self.work: dict[tuple[str, int], tuple[float, float]] = {}
+        self.visits = visits(session.problem.lowered)
 
     def learn(self, moves: str, sweeps: int, seconds: float) -> None:
         """So many sweeps of chains took so long."""
@@ -152,35 +135,20 @@ class ChainPace:
 
     def spent(self) -> float:
         """What has been used up."""
-        loop = self.session.loop
-        return float(loop.iterations) if self.session.limits.budget is None else loop.elapsed
+        return float(self.loop.iterations) if self.budget is None else self.loop.elapsed
 
     def left(self) -> float:
         """What is left for exploring."""
-        loop, limits = self.session.loop, self.session.limits
-        sweeps = 0.9 * limits.max_iters - loop.iterations
-        if limits.budget is None:
+        sweeps = 0.9 * self.session.limits.max_iters - self.loop.iterations
+        if self.budget is None:
             return sweeps
-        kept = min(tuned.POLISH_SWEEPS / 2 * self.sweep_seconds(), tuned.END_SHARE * limits.budget)
-        seconds = 0.97 * (limits.budget - loop.elapsed) - kept
+        kept = min(tuned.POLISH_SWEEPS / 2 * self.sweep_seconds(), tuned.END_SHARE * self.budget)
+        seconds = 0.97 * (self.budget - self.loop.elapsed) - kept
         return min(seconds, sweeps * self.sweep_seconds())
-
-    def last_sweeps(self) -> int:
-        """Sweeps that may follow in half of what is left of the limits themselves."""
-        left = float(self.session.iterations_left)
-        if self.session.limits.budget is not None:
-            left = min(left, self.session.seconds_left / self.sweep_seconds() - 1.0)
-        return int(np.clip(left / 2, 0, tuned.END_SWEEPS))
-
-    def polish_sweeps(self) -> int:
-        """Sweeps that end the cooling."""
-        return int(
-            np.clip(tuned.END_SHARE * self.left() / self.sweep_seconds(), 1, tuned.POLISH_SWEEPS)
-        )
 
     def sweep_seconds(self) -> float:
         """Duration of a sweep without sampling: measured, or guessed (1 without a budget)."""
-        if self.session.limits.budget is None:
+        if self.budget is None:
             return 1.0
         for moves in ("", "sites"):
             if (moves, 1) in self.paces:
@@ -189,11 +157,11 @@ class ChainPace:
         large = large_sweep_seconds(lowered)
         if large > 0.0 and lowered.potts is None and not lowered.factors:
             return large
-        return max(large, tuned.SWEEP_EVALUATIONS * self.session.loop.costs.evaluation, 1e-9)
+        return max(large, tuned.SWEEP_EVALUATIONS * self.loop.costs.evaluation, 1e-9)
 
     def pace(self, moves: str) -> float:
         """Sweeps a second that all threads make (1 without a budget)."""
-        if self.session.limits.budget is None:
+        if self.budget is None:
             return 1.0
         for key in ((moves, self.threads), (moves, 1), ("sites", self.threads)):
             if key in self.paces:
@@ -206,33 +174,31 @@ class ChainPace:
 
     def lanes(self) -> int:
         """Chains that run at the same time."""
-        return 1 if self.session.limits.budget is None else self.threads
+        return 1 if self.budget is None else self.threads
 
     def slice(self, length: float) -> float:
         """Sweeps until the next look at the clock, of a cooling of so many."""
-        if self.session.limits.budget is None:
+        if self.budget is None:
             return max(1.0, tuned.SLICE_VISITS / self.visits)
         aim = self.sweeps_in(max(tuned.SLICE_SECONDS, 8 * self.sweep_seconds()), "sites")
         return max(min(tuned.MIN_SLICE, aim), min(length / 4, aim))
 
     def sweeps_in(self, seconds: float, moves: str) -> float:
         """Sweeps of a chain in so many seconds (without a budget: any number)."""
-        if self.session.limits.budget is None:
+        if self.budget is None:
             return np.inf
         return seconds * self.pace(moves) / self.lanes()
 
     def count(self, moves: str, sweeps: int) -> int:
         """Chains of a round, each of so many sweeps."""
-        budget = self.session.limits.budget
-        if budget is None:
+        if self.budget is None:
             return int(min(tuned.CHAINS_PER_ROUND, self.left() // sweeps))
-        seconds = min(tuned.ROUND_SECONDS, tuned.ROUND_SHARE * budget, self.left())
+        seconds = min(tuned.ROUND_SECONDS, tuned.ROUND_SHARE * self.budget, self.left())
         return self.threads * int(np.clip(self.sweeps_in(seconds, moves) / sweeps, 1, 16))
 
     def pays(self, seconds: float) -> bool:
         """Whether there is time for something that takes so many seconds per visit."""
-        left = self.session.seconds_left
-        return seconds * self.visits < tuned.PREPARING_SHARE * left
+        return seconds * self.visits < tuned.PREPARING_SHARE * self.session.seconds_left
 
     def choose_threads(self) -> None:
         """One thread or all: whichever makes more sweeps a second here and now.
@@ -240,7 +206,7 @@ class ChainPace:
         On a busy machine threads wait for each other; the pace of both is looked at
         again now and then. This decides how fast chains run, not what they find.
         """
-        most = self.session.chain_threads
+        most = self.session.program.threads
         paces = [self.paces.get(("sites", k), np.inf) for k in (1, most)]
         best = 1 if paces[0] > paces[1] else most
         other = most if best == 1 else 1

@@ -13,20 +13,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from proxfield.core.common.interrupts import finish_first
 from proxfield.core.engines.plan import Chains, Plan
 from proxfield.core.lowering.lowered import Lowered, interaction_scale, unary_scale
-from proxfield.core.solve.problem import Outcome, Problem
-from proxfield.core.solve.rules.base import Rule
+from proxfield.core.solve.rules.base import Outcome, Problem, Rule
 from proxfield.core.solve.rules.portfolio import visits
 from proxfield.core.solve.rules.schedules import Sweep
 from proxfield.core.solve.search import tuned
 from proxfield.core.solve.search.chains import Arms, ChainSearch
 from proxfield.core.solve.search.parts import Parts
 from proxfield.core.solve.session import Session
-from proxfield.core.terms.base import Ints
+from proxfield.core.terms.base import Doubles, Ints
 from proxfield.result import Status
 
 
@@ -42,9 +40,6 @@ class MapSearch(Rule):
 
     def plan(self, problem: Problem) -> Plan:
         return Sweep().plan(problem)
-
-    def prepare(self, problem: Problem) -> None:
-        """Nothing: no step is needed."""
 
     def default_iterations(self, problem: Problem) -> int:
         """As many sweeps as take a second or two on a large field; of plain chains, perhaps none.
@@ -66,11 +61,10 @@ class MapSearch(Rule):
 class LabellingSearch(ChainSearch):
     """Looks for a labelling of low energy, in a session whose field forbids no configuration.
 
-    Args:
-        session: The session; its start is a labelling to improve (one-hot), or marginals.
-        judged: The field whose energy decides which labelling is kept, where the session's is one
-            with penalties in the place of forbidden configurations.
-        scale: The unit of temperatures; by default `interaction_scale`.
+    The session's start is a labelling to improve (one-hot), or marginals. Where it is of a field
+    with penalties in the place of forbidden configurations, ``judged`` is the one whose energy
+    decides which labelling is kept. Temperatures are in units of ``scale``, by default
+    `interaction_scale`.
     """
 
     def __init__(self, session: Session, judged: Lowered | None = None, scale: float = 0.0) -> None:
@@ -84,8 +78,8 @@ class LabellingSearch(ChainSearch):
         """Work of a sweep."""
         self.forests = ends <= tuned.FOREST_DEGREE * self.layout.n_vars
         self.glassy = not self.forests and unary_scale(self.lowered) < self.scale
-        self.several_labels = bool(self.layout.cardinalities.max(initial=2) > 2)
         cards = self.layout.cardinalities
+        self.several_labels = bool(cards.max(initial=2) > 2)
         self.uniform = np.repeat(1.0 / cards, cards)
         self.temperatures = Arms(
             dict.fromkeys(tuned.REHEATS, 1.0), memory=tuned.MAP_MEMORY,
@@ -94,10 +88,9 @@ class LabellingSearch(ChainSearch):
         given = session.start.max(initial=0.0) == 1.0  # a labelling, not marginals
         self.best: Ints = self.layout.best_labels(session.start if given else -self.lowered.unary)
         """The labelling that rounds start from."""
-        self.energy = np.inf
         self.kept: Ints = self.best
         """The labelling of lowest energy by the judge; the same unless that is another field."""
-        self.kept_energy = np.inf
+        self.energy = self.kept_energy = np.inf
         self.mark, self.reported, self.pace = 0.0, -np.inf, 0.0
         self.noted = (self.loop.iterations, self.loop.elapsed)
         self.double = session.slack(0.0) < 1e-9
@@ -109,10 +102,9 @@ class LabellingSearch(ChainSearch):
     def left(self) -> float:
         """Sweeps that the limits leave."""
         session = self.session
-        left = float(session.iterations_left)
-        if session.limits.budget is not None and self.pace > 0:
-            left = min(left, self.pace * session.seconds_left)
-        return left
+        timed = session.limits.budget is not None and self.pace > 0
+        fits = self.pace * session.seconds_left if timed else np.inf
+        return min(float(session.iterations_left), fits)
 
     def tick(self) -> None:
         """Count the time since the last call as seconds of inference."""
@@ -124,7 +116,7 @@ class LabellingSearch(ChainSearch):
         """Call the callback now and then; is it time to stop?"""
         loop = self.loop
         if self.stopped is None and self.mark - self.reported > tuned.REPORT_SECONDS:
-            if loop.report(self.kept_energy, self.one_hot(self.kept)):
+            if loop.report(self.kept_energy, lambda: self.one_hot(self.kept)):
                 self.stopped = Status.STOPPED
             self.reported = self.mark = loop.now()  # the callback's time doesn't count
         return self.stopped is not None
@@ -132,8 +124,8 @@ class LabellingSearch(ChainSearch):
     # ---- chains ----
 
     def cool(
-        self, starts: NDArray[np.float64], hot: NDArray[np.float64], cold: float, sweeps: int
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        self, starts: Doubles, hot: Doubles, cold: float, sweeps: int
+    ) -> tuple[Doubles, Doubles]:
         """Cool chains, a slice at a time, until the limits end; returns labellings and energies."""
         per = max(1, int(tuned.SLICE_VISITS / (self.work * len(starts))))
         q, energies, done = starts, np.full(len(starts), np.inf), 0
@@ -155,7 +147,7 @@ class LabellingSearch(ChainSearch):
                 break
         return q, energies
 
-    def take(self, q: NDArray[np.float64], energy: float) -> float:
+    def take(self, q: Doubles, energy: float) -> float:
         """Combine the best labelling with what a chain ended with; returns the gain."""
         labels = self.layout.best_labels(q)
         if not np.isfinite(self.energy):  # the start has an impossible label
@@ -185,7 +177,7 @@ class LabellingSearch(ChainSearch):
         """Search until a limit, the callback or Ctrl-C ends it."""
         session = self.session
         try:
-            session.warm_up_chains(session.start)
+            session.program.warm_up_chains(session.start)
             session.measure(session.start)  # times an evaluation
             self.parts.of(self.best < 0)  # compiles
             _ = self.parts.scopes  # part of the set-up
@@ -201,10 +193,7 @@ class LabellingSearch(ChainSearch):
         session, loop = self.session, self.loop
         self.note()
         sweep = tuned.MAP_SWEEP_EVALUATIONS * loop.costs.evaluation
-        if (
-            session.limits.budget is not None
-            and tuned.OPENING_SWEEPS * sweep > session.seconds_left
-        ):
+        if tuned.OPENING_SWEEPS * sweep > session.seconds_left:
             return Status.BUDGET
         self._open()
         length, begun = tuned.ROUND_SWEEPS, loop.iterations
@@ -243,22 +232,17 @@ class LabellingSearch(ChainSearch):
         count = int(most // sweeps)
         if count < 1:
             return 0.0
-        cards, gains, starts = self.layout.cardinalities, 0.0, []
-        with finish_first():
-            for i in self.rng.integers(self.layout.n_vars, size=count):
-                old, new = self.best[i], self.rng.integers(cards[i] - 1)
-                new += new >= old
-                region = (self.best == old) & (cards > new)
-                if self.rng.random() < 0.5:
-                    component, _ = self.parts.of(region)
-                    region &= component == component[i]
-                starts.append(self.one_hot(np.where(region, new, self.best)))
-            hot = self.scale * self.rng.choice(tuned.REHEATS[: tuned.RELABELLED_HEATS], size=count)
-            ends = self._cooled(np.stack(starts), hot, sweeps)
-            for q, energy in zip(*ends, strict=True):
-                gains += self.take(q, energy)
-            self.note()
-        return gains
+        cards, starts = self.layout.cardinalities, []
+        for i in self.rng.integers(self.layout.n_vars, size=count):
+            old, new = self.best[i], self.rng.integers(cards[i] - 1)
+            new += new >= old
+            region = (self.best == old) & (cards > new)
+            if self.rng.random() < 0.5:
+                component, _ = self.parts.of(region)
+                region &= component == component[i]
+            starts.append(self.one_hot(np.where(region, new, self.best)))
+        hot = self.scale * self.rng.choice(tuned.REHEATS[: tuned.RELABELLED_HEATS], size=count)
+        return sum(self._cool_from(np.stack(starts), hot, sweeps))
 
     def _cool_anew(self) -> bool:
         """Short coolings of random labellings; False where a limit came first."""
@@ -267,19 +251,14 @@ class LabellingSearch(ChainSearch):
             count, sweeps = self._room(tuned.FIRST_SWEEPS[1])
             if count < 1 or self.session.spent is not None or self.look():
                 return False
-            with finish_first():
-                starts = np.repeat(self.uniform[None], count, axis=0)
-                for q, energy in zip(*self._cooled(starts, self.hottest, sweeps), strict=True):
-                    self.take(q, energy)
-                self.note()
+            self._cool_from(np.repeat(self.uniform[None], count, axis=0), self.hottest, sweeps)
         return True
 
     def _room(self, length: int) -> tuple[int, int]:
         """(chains, sweeps of each) for coolings of some length, or as many as fit; (0, 0): none."""
         left = self.left()
-        several = tuned.CHAINS_PER_ROUND
-        if self.session.limits.budget is not None:
-            several = self.session.chain_threads
+        timed = self.session.limits.budget is not None
+        several = self.session.program.threads if timed else tuned.CHAINS_PER_ROUND
         count = int(min(several, left // (tuned.OPENING_SWEEPS + tuned.ZERO_SWEEPS)))
         if count < 1:
             return 0, 0
@@ -328,27 +307,29 @@ class LabellingSearch(ChainSearch):
                 sweeps = int(min(np.clip(wanted, least, most), room))
                 if sweeps < 1:
                     break
-                with finish_first():
-                    q, energy = self._cooled(start[None], self.hottest, sweeps)
-                    self.take(q[0], energy[0])
-                    self.note()
+                self._cool_from(start[None], self.hottest, sweeps)
 
     def _cooled(
-        self, starts: NDArray[np.float64], hot: float | NDArray[np.float64], sweeps: int
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        self, starts: Doubles, hot: float | Doubles, sweeps: int
+    ) -> tuple[Doubles, Doubles]:
         """Chains cooled to `tuned.COLD` and then to 0; returns their labellings and energies."""
         hot = np.broadcast_to(hot, len(starts))
         q, _ = self.cool(starts, hot, self.scale * tuned.COLD, sweeps)
         zero = np.full(len(starts), self.scale * tuned.ZERO)
         return self.cool(q, zero, self.scale * tuned.ZERO, tuned.ZERO_SWEEPS)
 
+    def _cool_from(self, starts: Doubles, hot: float | Doubles, sweeps: int) -> list[float]:
+        """Cool chains and take what they end with; returns the gains."""
+        with finish_first():
+            ends = self._cooled(starts, hot, sweeps)
+            gains = [self.take(q, energy) for q, energy in zip(*ends, strict=True)]
+            self.note()
+        return gains
+
     def _round(self, count: int, sweeps: int) -> float:
         """Heat the best labelling and cool it again, in several chains; returns the gain."""
-        with finish_first():
-            which = self.temperatures.draw_several(self.rng, count)
-            starts = np.repeat(self.one_hot(self.best)[None], count, axis=0)
-            ends = self._cooled(starts, self.scale * np.take(tuned.REHEATS, which), sweeps)
-            gains = [self.take(q, energy) for q, energy in zip(*ends, strict=True)]
-            self.temperatures.learn(which, gains, sweeps)
-            self.note()
+        which = self.temperatures.draw_several(self.rng, count)
+        starts = np.repeat(self.one_hot(self.best)[None], count, axis=0)
+        gains = self._cool_from(starts, self.scale * np.take(tuned.REHEATS, which), sweeps)
+        self.temperatures.learn(which, gains, sweeps)
         return sum(gains)

@@ -17,27 +17,24 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from proxfield.core.common.interrupts import finish_first
 from proxfield.core.engines.plan import Chains, Explored
-from proxfield.core.solve.problem import Outcome
+from proxfield.core.solve.rules.base import Outcome
 from proxfield.core.solve.rules.portfolio import HALTED, better_of, polish
 from proxfield.core.solve.rules.registry import make_rule
 from proxfield.core.solve.search import tuned
 from proxfield.core.solve.search.chains import Arms, ChainPace, ChainSearch
 from proxfield.core.solve.search.parts import Parts
 from proxfield.core.solve.session import Session
-from proxfield.core.terms.base import Ints
+from proxfield.core.terms.base import Doubles, Ints
 from proxfield.result import Status
 
 
 class MinimumSearch(ChainSearch):
     """Looks for a low minimum of F within the limits of a session.
 
-    Args:
-        session: The inference.
-        scale: How strongly variables interact, as a temperature.
+    The scale says how strongly variables interact, as a temperature.
     """
 
     def __init__(self, session: Session, scale: float) -> None:
@@ -48,7 +45,6 @@ class MinimumSearch(ChainSearch):
         """On flat fields, the labelling of lowest energy so far. On others, the best state, made of
         the best parts of many, is rounded to a better one than any chain ends with."""
         self.lowest = np.inf
-        """Its energy."""
         self.flat = False
         """Whether sampling gained little over plain sweeps: barriers are low."""
         self.parts: Parts | None = None
@@ -61,16 +57,14 @@ class MinimumSearch(ChainSearch):
         self.moves = Arms(tuned.MOVES, **learning)
         self.origins = Arms(tuned.ORIGINS, **learning)
 
-    def run(self, start: NDArray[np.float64], f: float) -> Outcome:
-        """Explore until the limits leave just enough to polish.
+    def run(self, start: Doubles, f: float) -> Outcome:
+        """Explore from some marginals until the limits leave just enough to polish.
 
-        Args:
-            start: Marginals.
-            f: F of these, if it is to be the best so far; else +inf.
+        If F of these is given (not +inf), they are the best so far.
         """
         session, loop = self.session, self.loop
         self.best_q, self.best_f = start, f
-        session.warm_up_chains(start)
+        session.program.warm_up_chains(start)
         if session.limits.budget is not None and not self.lowered.hard:
             Parts.warm_up()
         first = session.measure(start)
@@ -79,7 +73,7 @@ class MinimumSearch(ChainSearch):
             self.best_f = first
             loop.note(0, loop.elapsed, first)
         if self.pace.left() < tuned.ENOUGH_SWEEPS * self.pace.sweep_seconds():
-            return polish(session, session.without_symmetry(start))  # time for a descent alone
+            return polish(session, session.nudged(start))  # time for a descent alone
         try:
             halted = self._open(start) or self._cool() or self._compete() or self._reheat()
         except KeyboardInterrupt:
@@ -90,7 +84,7 @@ class MinimumSearch(ChainSearch):
 
     # ---- stages; the first three return why the search has to stop, if it does ----
 
-    def _open(self, start: NDArray[np.float64]) -> Status | None:
+    def _open(self, start: Doubles) -> Status | None:
         """Sweeps from the start; with a budget, a random one that shows what there is time for."""
         self.state, plain = start[None], 2 * tuned.PLAIN_SHARE
         if self.session.limits.budget is not None:
@@ -121,9 +115,10 @@ class MinimumSearch(ChainSearch):
             sweeps = int(max(1.0, min((1.0 - done) * length, self.pace.slice(length))))
             last = done + sweeps / length > 0.99 or self.pace.left() <= 0.0
             after = 1.0 if last else done + sweeps / length
+            room = tuned.END_SHARE * self.pace.left() / self.pace.sweep_seconds()
             chains = self._chains(
                 self.state, self._temperature(done), sweeps, self._temperature(after),
-                polish=self.pace.polish_sweeps() if last else 0,
+                polish=int(np.clip(room, 1, tuned.POLISH_SWEEPS)) if last else 0,
             )  # fmt: skip
             self.state = self._round(chains, "sites", take=member if last else "").q
             halted = self._asked()
@@ -189,7 +184,12 @@ class MinimumSearch(ChainSearch):
             count = self.pace.count(name, sweeps + last)
             if room < sweeps + last or count == 0:
                 return None
-            begin = self._origin(self.origins.options[origin])
+            begin = {"best": self.best_q, "start": self.session.start}.get(
+                self.origins.options[origin]
+            )
+            if begin is None:
+                assert self.labels is not None
+                begin = self.one_hot(self.labels)
             chains = self._chains(
                 np.repeat(begin[None], count, axis=0),
                 max(1.0, self.scale) * self.temperatures.options[hot], sweeps,
@@ -208,22 +208,18 @@ class MinimumSearch(ChainSearch):
             if halted is not None:
                 return halted
 
-    def _origin(self, name: str) -> NDArray[np.float64]:
-        """Where chains begin."""
-        if name == "start":
-            return self.session.start
-        if name == "labels" and self.labels is not None:
-            return self.one_hot(self.labels)
-        return self.best_q
-
     def _end(self) -> Outcome:
         """From the best state to a minimum."""
         session, loop, limits = self.session, self.loop, self.session.limits
         if limits.budget is not None:  # a few sweeps to the tolerance are worth a little overtime
             grace = min(loop.elapsed, limits.budget) + tuned.GRACE_SECONDS
             limits = replace(limits, budget=max(1.03 * limits.budget, grace))
-        session = self.pace.session = session.within(limits)
-        self._polish_from(self.best_q, self.pace.last_sweeps(), "polish", limits.tol)
+        session = session.within(limits)
+        left = float(session.iterations_left)
+        if limits.budget is not None:
+            left = min(left, session.seconds_left / self.pace.sweep_seconds() - 1.0)
+        sweeps = int(np.clip(left / 2, 0, tuned.END_SWEEPS))
+        self._polish_from(self.best_q, sweeps, "polish", limits.tol)
         before = Outcome(self.best_q, self.best_f, Status.MAX_ITERS)
         loop.keep(self.best_f, self.best_q)
         loop.tell(self.best_q, self.best_f)
@@ -232,7 +228,7 @@ class MinimumSearch(ChainSearch):
 
     def _asked(self) -> Status | None:
         """STOPPED if the callback asks for it."""
-        asked = self.loop.report(self.best_f, self.best_q)
+        asked = self.loop.report(self.best_f, self.best_q.copy)
         return Status.STOPPED if asked else None
 
     def _temperature(self, done: float) -> float:
@@ -241,38 +237,27 @@ class MinimumSearch(ChainSearch):
 
     # ---- chains ----
 
-    def _polish_from(
-        self, q: NDArray[np.float64], sweeps: int, member: str, tol: float = 1e-3
-    ) -> None:
+    def _polish_from(self, q: Doubles, sweeps: int, member: str, tol: float = 1e-3) -> None:
         """Sweeps from some marginals."""
         if sweeps > 0:
             chains = self._chains(q[None], 1.0, 0, 1.0, moves="", polish=sweeps, tol=tol)
             self._round(chains, "", member)
 
     def _chains(
-        self, starts: NDArray[np.float64], hot: float, sweeps: int, cold: float, *,
+        self, starts: Doubles, hot: float, sweeps: int, cold: float, *,
         moves: str = "sites", polish: int = 0, tol: float = 1e-3,
     ) -> Chains:  # fmt: skip
         drawn = moves in ("sites", "forests")
         return Chains.make(
-            starts,
-            hot=hot,
-            cold=cold if drawn else 1.0,
-            sweeps=sweeps,
-            seeds=self.seeds(len(starts)),
-            drawn=drawn,
-            forests=moves == "forests",
-            polish=polish,
+            starts, hot=hot, cold=cold if drawn else 1.0, sweeps=sweeps,
+            seeds=self.seeds(len(starts)), drawn=drawn, forests=moves == "forests", polish=polish,
             tol=tol,
-        )
+        )  # fmt: skip
 
     def _round(self, chains: Chains, moves: str, take: str = "") -> Explored:
         """Run chains, and count what they cost.
 
-        Args:
-            chains: The chains.
-            moves: How they move.
-            take: Keep what is better than the best state, found by this member.
+        What is better than the best state is kept if a member is named that it was found by.
         """
         loop = self.loop
         begun, base = loop.now(), loop.elapsed
@@ -308,16 +293,14 @@ class MinimumSearch(ChainSearch):
         for k in np.argsort(ended.free_energy, kind="stable"):
             self._compare(ended.q[k], float(ended.free_energy[k]))
         if self.best_f < before:
-            loop = self.loop
-            loop.member = member
-            if self.best_f < before - 1e-6 * (1 + abs(before)):
-                self.improved_at = loop.iterations + made
+            self.loop.member = member
+        if self.best_f < before - 1e-6 * (1 + abs(before)):
+            self.improved_at = self.loop.iterations + made
 
-    def _compare(self, q: NDArray[np.float64], f: float) -> None:
+    def _compare(self, q: Doubles, f: float) -> None:
         if self.parts is not None:
-            merged = self.parts.best_marginals(
-                self.best_q, q, self.session.gradient, tuned.PART_CHANGE
-            )
+            gradient = self.session.program.gradient
+            merged = self.parts.best_marginals(self.best_q, q, gradient, tuned.PART_CHANGE)
             if merged is not None:
                 merged_f = self.session.evaluate(merged)
                 if merged_f < f:

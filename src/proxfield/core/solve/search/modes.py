@@ -18,44 +18,125 @@ import numpy as np
 from proxfield.core.common.logs import log
 from proxfield.core.common.memory import check_memory
 from proxfield.core.engines.plan import Chains
-from proxfield.core.solve.infer import MAX_DOUBLE_CHECK, finish, in_double, interrupted, solve
-from proxfield.core.solve.problem import Outcome
+from proxfield.core.solve.infer import accurate, finish, interrupted, solve
 from proxfield.core.solve.request import Request, device_memory
+from proxfield.core.solve.rules.base import Outcome
 from proxfield.core.solve.rules.portfolio import HALTED, better_of, polish
 from proxfield.core.solve.search import tuned
-from proxfield.core.solve.search.cells import Cell, CellWork, Pool, user_clamps
+from proxfield.core.solve.search.cells import Cell, CellWork, Pool, Split, user_clamps
 from proxfield.core.solve.search.parts import Parts
-from proxfield.core.solve.search.splits import Alternatives, Split, Splitter
+from proxfield.core.solve.search.patches import Alternatives, Decision
 from proxfield.core.solve.session import Session
 from proxfield.core.terms.base import Doubles, Ints
 from proxfield.field import Field
-from proxfield.mixture import make_modes, mixture_free_energy, mixture_marginals
+from proxfield.mixture import Clamp, make_modes, mixture_free_energy, mixture_marginals
 from proxfield.result import Result, Status
 
 
-class ModeSearch:
-    """Cells that cover all labellings, as they are found.
+class Splitter:
+    """Tries decisions on cells, as many as there is time for: about alternatives, if any."""
 
-    Args:
-        session: The inference of the whole field.
-        request: What was asked for.
-        count: Maximum number of cells.
-    """
+    def __init__(self, work: CellWork, alternatives: Alternatives | None) -> None:
+        self.work, self.alternatives = work, alternatives
+        self.trial_sweeps, self.trial_seconds = tuned.TRIAL_DESCENTS * tuned.TRIAL_SWEEPS / 2, 0.0
+        self.trials_made = 0
+
+    def best_split(self, cell: Cell, to_come: int, share: float) -> Split:
+        """The best of the decisions that there is time to try, up to a share of the limits.
+
+        ``to_come`` says how many cells are still to be split, this one included.
+        """
+        best, loop = Split((cell, cell), 0.0), self.work.loop
+        for decision in self.decisions(cell, self.trials_wanted(to_come, share)):
+            begun, before = loop.now(), loop.iterations
+            split = self.try_split(cell, decision)
+            known = 0.3 if self.trials_made else 1.0
+            self.trial_sweeps += known * (loop.iterations - before - self.trial_sweeps)
+            self.trial_seconds += known * (loop.now() - begun - self.trial_seconds)
+            self.trials_made += 1
+            best = split if split.score > best.score else best
+        return best
+
+    def trials_wanted(self, to_come: int, share: float) -> int:
+        """How many decisions to try, so that all splits fit into the limits."""
+        iterations, seconds = self.work.left(share)
+        known = self.trial_seconds > 0
+        fits = min(
+            iterations / max(1.0, self.trial_sweeps),
+            seconds / self.trial_seconds if known
+            else self.work.sweeps_left(share) / self.trial_sweeps,
+        )  # fmt: skip
+        most = tuned.MAX_TRIALS if self.work.sweepable else 1
+        return int(np.clip(fits / to_come, 1 if fits >= 1 else 0, most))
+
+    def decisions(self, cell: Cell, most: int) -> list[Decision]:
+        """What to try: decisions between alternatives, and about uncertain variables."""
+        uncertain = self.uncertain(cell, most)
+        if self.alternatives is None or most == 0:
+            return uncertain
+        found = self.alternatives.combine(cell)
+        reserved = min(tuned.MAX_UNCERTAIN, len(uncertain), most // 2)
+        firm = self.alternatives.choose(cell, found, most - reserved)
+        known = {decision.variable for decision in firm}
+        return [*firm, *(d for d in uncertain if d.variable not in known)][:most]
+
+    def uncertain(self, cell: Cell, most: int) -> list[Decision]:
+        """Decisions about variables of large variance that depend much on others."""
+        layout = self.work.layout
+        labels = layout.best_labels(cell.q)
+        p = cell.q[layout.offsets[:-1] + labels]
+        worth = p * (1.0 - p)
+        if self.work.sweepable:
+            curvature = self.work.session.problem.curvature.local
+            worth = worth * np.minimum(curvature, tuned.MAX_CURVATURE)
+        worth = np.where(layout.sum_by_variable(cell.keep) > 1, worth, -1.0)
+        order = np.argsort(-worth, kind="stable")[:most]
+        return [Decision(int(v), int(labels[v])) for v in order if worth[v] > 0]
+
+    def try_split(self, cell: Cell, decision: Decision) -> Split:
+        """Split a cell, descend in both children, and see how much they differ.
+
+        Both start from the parent's marginals q given the decision, of probability p and 1 − p
+        under q. F(q) = p F_a + (1 − p) F_b + p log p + (1 − p) log(1 − p) at these starts, which is
+        never below −log(exp(−F_a) + exp(−F_b)): a split can't make the bound worse.
+        """
+        layout, limit = self.work.layout, self.work.session.limit
+        held, other = (
+            cell.child(layout, Clamp(decision.variable, decision.label, side), limit)
+            for side in (True, False)
+        )
+        for child in (held, other):
+            starts = [child.condition(layout, cell.q)]
+            if decision.other is not None and child is other:
+                starts.append(child.condition(layout, decision.other))
+            child.q, child.free_energy = self.work.descend(child, np.stack(starts))
+        low = min(held.free_energy, other.free_energy)
+        if not np.isfinite(low):
+            return Split((held, other), 0.0)
+        a, b = (np.exp(low - child.free_energy) for child in (held, other))
+        spread = np.abs(held.q - other.q).sum() / 2
+        gained = np.exp(min(cell.free_energy - low, 700.0)) * (a + b)
+        return Split((held, other), float(gained * a * b / (a + b) ** 2 * spread))
+
+
+class ModeSearch:
+    """At most ``count`` cells that cover all labellings, as they are found."""
 
     def __init__(self, session: Session, request: Request, count: int) -> None:
         self.session, self.loop, self.count = session, session.loop, count
         lowered = session.problem.lowered
         self.possible = np.isfinite(lowered.unary)
-        combining = session.sweepable and lowered.layout.n_vars > 0
+        combining = session.program.sweepable and lowered.layout.n_vars > 0
         parts = Parts(lowered) if combining else None
         if session.limits.budget is not None:
             Parts.warm_up()
-        pool = Pool.for_field(lowered, 0 if parts is None else len(parts.column))
+        ends = 0 if parts is None else len(parts.column)
+        fitting = tuned.MAX_POOL_ENTRIES // max(1, lowered.layout.size + ends)
+        pool = Pool(lowered.layout, int(np.clip(fitting, 4, tuned.MAX_STATES)))
         self.work = CellWork(session, request.rule, pool)
         self.alternatives = None if parts is None else Alternatives(self.work, parts)
         self.splitter = Splitter(self.work, self.alternatives)
         self.cells: list[Cell] = []
-        self.splits: list[Split | None] = []
         self.labels: Ints | None = None
         """A labelling that the search came across, if it kept one."""
         self.rest = 1.0
@@ -78,11 +159,7 @@ class ModeSearch:
             self.loop.note(0, self.loop.elapsed, self.free_energy)
 
     def until(self, share: float) -> float:
-        """The share of the limits at which a stage ends.
-
-        Args:
-            share: The same where there is enough time.
-        """
+        """The share of the limits at which a stage ends, given it where there is enough time."""
         return 1.0 - self.rest * (1.0 - share)
 
     @property
@@ -95,17 +172,15 @@ class ModeSearch:
         """Why it ended; converged if every cell is."""
         if self.halted is not None:
             return self.halted
-        if len(self.cells) == 1:
-            return self.cells[0].status
-        if all(cell.status is Status.CONVERGED for cell in self.cells):
-            return Status.CONVERGED
-        return self.session.limit
+        first, *others = {cell.status for cell in self.cells}
+        alone = len(self.cells) == 1 or (not others and first is Status.CONVERGED)
+        return first if alone else self.session.limit
 
     def report(self) -> None:
         """Note where the mixture stands, and ask the callback."""
         best = self.heaviest_first()[0]
         self.loop.note(0, self.loop.elapsed, self.free_energy)
-        if self.loop.report(self.free_energy, best.q):
+        if self.loop.report(self.free_energy, best.q.copy):
             self.halted = Status.STOPPED
 
     def everything(self, q: Doubles) -> Cell:
@@ -122,7 +197,7 @@ class ModeSearch:
         """The rule on the whole field."""
         session = self.work.session_of(self.everything(self.session.start), self.loop)
         if self.work.sweepable:
-            session.warm_up_chains(session.start)
+            session.program.warm_up_chains(session.start)
         session.measure(session.start)  # how long an evaluation takes
         self.rest = min(1.0, self.work.sweeps_left(1.0) / (tuned.SWEEPS_PER_MODE * self.count))
         limits = session.limits.share(self.until(tuned.SEARCH_SHARE))
@@ -130,7 +205,7 @@ class ModeSearch:
         self.labels = outcome.labels
         cell = self.everything(outcome.q)
         cell.free_energy, cell.status = float(outcome.free_energy), outcome.status
-        self.cells, self.splits = [cell], [None]
+        self.cells = [cell]
         self.halted = outcome.status if outcome.status in HALTED else None
 
     def sample(self) -> None:
@@ -171,23 +246,20 @@ class ModeSearch:
         end = self.until(tuned.SPLIT_SHARE)
         while len(self.cells) < self.count and self.work.sweeps_left(end) >= 1:
             to_come = 2 * (self.count - len(self.cells))
-            for k, cell in enumerate(self.cells):
-                if self.splits[k] is None:
+            for cell in self.cells:
+                if cell.split is None:
                     with loop.clock():
-                        self.splits[k] = self.splitter.best_split(cell, to_come, end)
+                        cell.split = self.splitter.best_split(cell, to_come, end)
             low = min(cell.free_energy for cell in self.cells)
             tried = [
-                (float(np.exp(low - cell.free_energy)) * split.score, k, split)
-                for k, (cell, split) in enumerate(zip(self.cells, self.splits, strict=True))
-                if split is not None
+                (float(np.exp(low - cell.free_energy)) * cell.split.score, k, cell.split)
+                for k, cell in enumerate(self.cells)
+                if cell.split is not None
             ]
             score, k, chosen = max(tried, key=lambda item: item[0])
             if score <= tuned.MIN_SHARE:
                 break
-            self.cells, self.splits = (
-                [*self.cells[:k], *self.cells[k + 1 :], *chosen.children],
-                [*self.splits[:k], *self.splits[k + 1 :], None, None],
-            )
+            self.cells = [*self.cells[:k], *self.cells[k + 1 :], *chosen.children]
             self.report()
             if self.halted is not None:
                 break
@@ -248,14 +320,7 @@ class ModeSearch:
 
 
 def infer_modes(field: Field, request: Request, session: Session, count: int) -> Result:
-    """The result of a request for several modes of one field.
-
-    Args:
-        field: The field.
-        request: What was asked for.
-        session: The session that was opened for it.
-        count: Maximum number of modes.
-    """
+    """The result of a request for several modes, at most ``count``, in the session of its field."""
     lowered = session.problem.lowered
     if lowered.infeasible:
         return finish(field, request, session, Outcome(session.start, np.inf, Status.INFEASIBLE))
@@ -265,7 +330,10 @@ def infer_modes(field: Field, request: Request, session: Session, count: int) ->
         found.run()
         if not found.cells:
             return finish(field, request, session, interrupted(session))
-        ends = [in_cell(cell, request, session) for cell in found.cells]
+        ends = [
+            accurate(Outcome(cell.q, cell.free_energy, cell.status), request, session, cell)
+            for cell in found.cells
+        ]
     best = min(ends, key=lambda end: end.free_energy)
     f = mixture_free_energy([end.free_energy for end in ends])
     outcome = Outcome(best.q, f, found.status, found.labels)
@@ -281,14 +349,3 @@ def infer_modes(field: Field, request: Request, session: Session, count: int) ->
     result.q = mixture_marginals(result.modes)
     log.debug("%d modes with F = %.9g", len(result.modes), f)
     return result
-
-
-def in_cell(cell: Cell, request: Request, session: Session) -> Outcome:
-    """A cell's marginals and F, in float64 as `infer` computes it for small fields."""
-    lowered = session.problem.lowered
-    end = Outcome(cell.q, cell.free_energy, cell.status)
-    rough = lowered.layout.size <= MAX_DOUBLE_CHECK and not session.program.sums_in_double
-    if request.dtype == "float32" and rough and np.isfinite(cell.free_energy):
-        end.q = cell.condition(lowered.layout, cell.q)
-        end = in_double(end, lowered, session.kernels)
-    return end

@@ -25,12 +25,12 @@ from numpy.typing import NDArray
 
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.lowering.merging import compressed_rows, group_positions
-from proxfield.core.terms.base import Floats, Ints, Layout
+from proxfield.core.terms.base import Doubles, Floats, Ints, Layout
 from proxfield.core.terms.factor import Factor
 from proxfield.core.terms.pairwise import Ising, Potts
 
 V = TypeVar("V", bound=np.generic)
-Gradient = Callable[[Floats], NDArray[np.float64]]
+Gradient = Callable[[Floats], Doubles]
 
 
 class Parts:
@@ -96,7 +96,7 @@ class Parts:
         return rows_of(self.row, self.column, variables)[0]
 
     @cached_property
-    def unary(self) -> NDArray[np.float64]:
+    def unary(self) -> Doubles:
         """Unary energies, finite too.  # (size,)"""
         return np.where(np.isinf(self.lowered.unary), 0.0, self.lowered.unary)
 
@@ -113,12 +113,10 @@ class Parts:
     # ---- two labellings ----
 
     def best_labels(self, x: Ints, y: Ints, difference: float | None = None) -> tuple[Ints, float]:
-        """x with the parts of y that don't raise its energy, and the change of the energy.
+        """A labelling with the parts of another that don't raise its energy, and the change.
 
-        Args:
-            x: A labelling, where nothing is forbidden.  # (n_vars,)
-            y: Another one.
-            difference: E(y) − E(x), if it is known; saves time where there is one part.
+        Where nothing is forbidden. ``difference`` is E(y) − E(x), if it is known: that saves time
+        where there is one part.
         """
         differs = x != y
         if not differs.any():
@@ -130,14 +128,12 @@ class Parts:
         taken = np.append(change <= 0.0, False)  # the last one is for variables in no part
         return np.where(taken[part], y, x), float(change[change <= 0.0].sum())
 
-    def energy_changes(
-        self, x: Ints, y: Ints, part: NDArray[np.int32], count: int
-    ) -> NDArray[np.float64]:
+    def energy_changes(self, x: Ints, y: Ints, part: NDArray[np.int32], count: int) -> Doubles:
         """The change of the energy of x where one part takes the labels of y.  # (count,)"""
         at = np.flatnonzero(part >= 0)
         here = self.layout.offsets[at]
         change = self.lowered.unary[here + y[at]] - self.lowered.unary[here + x[at]]
-        out: NDArray[np.float64] = np.bincount(part[at], change, minlength=count).astype(float)
+        out: Doubles = np.bincount(part[at], change, minlength=count).astype(float)
         for term in self.scopes:
             some = term.touching(at)
             members = term.members[some].T
@@ -149,29 +145,19 @@ class Parts:
     # ---- two states of marginals ----
 
     @cached_property
-    def quadrature(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def quadrature(self) -> tuple[Doubles, Doubles]:
         """Points between 0 and 1 and their weights: exact for the energy's gradient."""
         degree = max([2, *(int(t.degree or 2) for t in self.lowered.terms)])
         points, weights = np.polynomial.legendre.leggauss((degree + 1) // 2)
         return 0.5 * (1.0 + points), 0.5 * weights
 
     def best_marginals(
-        self,
-        before: NDArray[np.float64],
-        after: NDArray[np.float64],
-        gradient: Gradient,
-        threshold: float,
-    ) -> NDArray[np.float64] | None:
-        """``before`` with those parts of ``after`` that lower F.
+        self, before: Doubles, after: Doubles, gradient: Gradient, threshold: float
+    ) -> Doubles | None:
+        """``before`` with those parts of ``after`` that lower F, given the gradient of E.
 
-        Args:
-            before: Marginals.
-            after: Other ones.
-            gradient: Gives dE/dq.
-            threshold: Marginals that differ by more belong to a part.
-
-        Returns:
-            None if there are no such parts, or a single one: then ``after`` says it all.
+        Marginals that differ by more than the threshold belong to a part. None if there are no such
+        parts, or a single one: then ``after`` says it all.
         """
         part, count = self.of(self.differing(before, after, threshold))
         self.typical += 0.1 * (count - self.typical)
@@ -180,10 +166,18 @@ class Parts:
         taken = self.free_energy_changes(before, after, part, count, gradient) < 0.0
         return self.merged(before, after, part, taken) if taken.any() else None
 
+    def merged(
+        self, before: Doubles, after: Doubles,
+        part: NDArray[np.int32], taken: NDArray[np.bool_],
+    ) -> Doubles:  # fmt: skip
+        """``before`` with the parts of ``after`` that are taken."""
+        chosen = np.append(taken, False)[part]  # −1: in no part
+        return np.where(self._entries(chosen), after, before)
+
     def free_energy_changes(
-        self, before: NDArray[np.float64], after: NDArray[np.float64],
+        self, before: Doubles, after: Doubles,
         part: NDArray[np.int32], count: int, gradient: Gradient,
-    ) -> NDArray[np.float64]:  # fmt: skip
+    ) -> Doubles:  # fmt: skip
         """F(before with one part of after) − F(before), of each part.  # (count,)
 
         The change of the energy is the integral of its gradient along the way, which a few points
@@ -204,14 +198,6 @@ class Parts:
         change += xlogy(new, new) - xlogy(old, old)
         return np.bincount(owner[at], weights=change, minlength=count).astype(np.float64)
 
-    def merged(
-        self, before: NDArray[np.float64], after: NDArray[np.float64],
-        part: NDArray[np.int32], taken: NDArray[np.bool_],
-    ) -> NDArray[np.float64]:  # fmt: skip
-        """``before`` with the parts of ``after`` that are taken."""
-        chosen = np.append(taken, False)[part]  # −1: in no part
-        return np.where(self._entries(chosen), after, before)
-
     def _entries(self, values: NDArray[V]) -> NDArray[V]:
         """Values of variables for each of their entries.  # (n_vars,) -> (layout.size,)"""
         common = self.layout.common
@@ -219,13 +205,7 @@ class Parts:
 
 
 class Scopes:
-    """A term's scopes, and those that each variable is in.
-
-    Args:
-        term: The term.
-        members: Its scopes.  # (m, k)
-        layout: The variables.
-    """
+    """A term's scopes (members), and those that each variable is in.  # (m, k)"""
 
     def __init__(self, term: Ising | Potts | Factor, members: Ints, layout: Layout) -> None:
         self.term, self.members, self.layout = term, members, layout
@@ -242,13 +222,8 @@ class Scopes:
         touched[self.around(variables)[0]] = True
         return np.flatnonzero(touched)
 
-    def energies(self, some: Ints, labels: Ints) -> NDArray[np.float64]:
-        """The energies of some scopes.
-
-        Args:
-            some: Which.  # (s,)
-            labels: Labels of their variables.  # (k, s)
-        """
+    def energies(self, some: Ints, labels: Ints) -> Doubles:
+        """The energies of some scopes, given their variables' labels.  # (s,), (k, s) -> (s,)"""
         term = self.term
         if isinstance(term, Factor):
             at = (term.index[some], *labels)
@@ -258,13 +233,11 @@ class Scopes:
             return np.asarray(term.weights[some] * unequal)
         return np.asarray(term.weights[some] * (1.0 - 2.0 * unequal))
 
-    def expected_energies(self, some: Ints, values: Floats, base: Ints) -> NDArray[np.float64]:
+    def expected_energies(self, some: Ints, values: Floats, base: Ints) -> Doubles:
         """The expected energies of some scopes.
 
-        Args:
-            some: Which.  # (s,)
-            values: Marginals, flat.
-            base: Where those of each variable of each scope start.  # (s, k)
+        ``base`` says where in the flat values the marginals of each variable of each scope
+        start.  # (s,), (values,), (s, k) -> (s,)
         """
         term = self.term
         if isinstance(term, Factor):
@@ -288,10 +261,7 @@ class Scopes:
 def rows_of(row: Ints, values: NDArray[V], some: Ints) -> tuple[NDArray[V], Ints]:
     """The values of some rows, one after another, and how many each row has.
 
-    Args:
-        row: Where each row starts, and the total.
-        values: Of all rows.
-        some: The rows.
+    ``row`` says where each starts, and the total.
     """
     first = row[some]
     count = row[some + 1] - first

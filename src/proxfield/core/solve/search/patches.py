@@ -2,7 +2,7 @@
 
 A hundred mediocre minima of a grid contain, in parts, one that no single chain finds. Patches that
 lower F improve a state. Patches that raise it by little are as useful: they are the alternatives
-between which a mixture of modes should choose.
+between which a mixture of modes should choose. A decision tells an alternative from the state.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.core.solve.search import tuned
-from proxfield.core.solve.search.parts import Parts
-from proxfield.core.terms.base import Floats, Ints, Layout
+from proxfield.core.solve.search.cells import Cell, CellWork
+from proxfield.core.solve.search.parts import Parts, rows_of
+from proxfield.core.terms.base import Doubles, Floats, Ints, Layout
+from proxfield.mixture import Clamp
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,8 @@ class PatchEffects:
         allowed: Whether they have no weight on entries that mustn't have any.  # (patches,)
     """
 
-    change: NDArray[np.float64]
-    spread: NDArray[np.float64]
+    change: Doubles
+    spread: Doubles
     allowed: NDArray[np.bool_]
 
 
@@ -60,23 +62,11 @@ class Patches:
     parts: Parts
     start: Ints
     variables: Ints
-    values: NDArray[np.float64]
-
-    @classmethod
-    def none(cls, parts: Parts) -> Patches:
-        """No patch."""
-        empty = np.zeros(0, dtype=np.int64)
-        return cls(parts, np.zeros(1, dtype=np.int64), empty, np.zeros(0))
+    values: Doubles
 
     @classmethod
     def between(cls, parts: Parts, q: Floats, others: Floats) -> Patches:
-        """The parts in which other states differ from one.
-
-        Args:
-            parts: The field.
-            q: Marginals.  # (size,)
-            others: Marginals of other states.  # (states, size)
-        """
+        """The parts in which other states differ from one.  # (size,), (states, size)"""
         layout = parts.layout
         differs = parts.differing(q, others, tuned.PATCH_CHANGE)
         found, count = np.full(differs.shape, -1), 0
@@ -156,12 +146,7 @@ class Patches:
         return search
 
     def evaluate(self, q: Floats, keep: NDArray[np.bool_] | None = None) -> PatchEffects:
-        """What each patch would do to a state.
-
-        Args:
-            q: Marginals of finite F.  # (size,)
-            keep: Entries that may have weight, all by default.  # (size,)
-        """
+        """What each patch would do to a state of finite F; ``keep`` says what may have weight."""
         count, old = len(self), q[self.entries]
         if count == 0:
             return PatchEffects(np.zeros(0), np.zeros(0), np.zeros(0, dtype=bool))
@@ -187,18 +172,16 @@ class Patches:
     def _span(self, which: int) -> slice:
         return slice(*self.first[self.start[which : which + 2]].tolist())
 
-    def put(self, which: int, q: Floats) -> NDArray[np.float64]:
+    def put(self, which: int, q: Floats) -> Doubles:
         """A state with one patch in it."""
         out, mine = np.array(q, dtype=np.float64), self._span(which)
         out[self.entries[mine]] = self.values[mine]
         return out
 
-    def improve(self, q: Floats, found: PatchEffects | None = None) -> NDArray[np.float64]:
+    def improve(self, q: Floats, found: PatchEffects | None = None) -> Doubles:
         """A state with the patches that lower F, as far as they are independent of each other.
 
-        Args:
-            q: Marginals of finite F.  # (size,)
-            found: What the patches would do, if that is known.
+        ``found`` is what they would do to it, if that is known.
         """
         found = self.evaluate(q) if found is None else found
         out = np.array(q, dtype=np.float64)
@@ -215,24 +198,17 @@ class Patches:
 
     def select(self, which: Ints) -> Patches:
         """Some of the patches, in the given order."""
-        variables = [self.members(c) for c in which.tolist()]
-        values = [self.values[self._span(c)] for c in which.tolist()]
-        start = np.cumsum([0, *map(len, variables)], dtype=np.int64)
-        return Patches(
-            self.parts,
-            start,
-            np.concatenate([np.zeros(0, dtype=np.int64), *variables]),
-            np.concatenate([np.zeros(0), *values]),
-        )
+        variables, count = rows_of(self.start, self.variables, which)
+        values, _ = rows_of(self.first[self.start], self.values, which)
+        start = np.cumsum([0, *count], dtype=np.int64)
+        return Patches(self.parts, start, variables, values)
 
     def joined(self, other: Patches) -> Patches:
         """These patches and others, each once (values are compared to one digit)."""
-        both = Patches(
-            self.parts,
-            np.concatenate([self.start, self.start[-1] + other.start[1:]]),
-            np.concatenate([self.variables, other.variables]),
-            np.concatenate([self.values, other.values]),
-        )
+        start = np.concatenate([self.start, self.start[-1] + other.start[1:]])
+        variables = np.concatenate([self.variables, other.variables])
+        values = np.concatenate([self.values, other.values])
+        both = Patches(self.parts, start, variables, values)
         rounded = np.round(10 * both.values).astype(np.int8)
         seen: dict[bytes, int] = {}
         for c in range(len(both)):
@@ -243,12 +219,145 @@ class Patches:
 
 def flat_entries(layout: Layout, variables: Ints) -> Ints:
     """Entries of some variables, one after another."""
-    width = layout.cardinalities[variables]
-    begin = np.cumsum(width) - width
-    shift = np.repeat(layout.offsets[variables] - begin, width)
-    return np.asarray(np.arange(len(shift)) + shift)
+    return rows_of(layout.offsets, np.arange(layout.size), variables)[0]
 
 
-def log_weighted(q: Floats) -> NDArray[np.float64]:
+def log_weighted(q: Floats) -> Doubles:
     """q log q, 0 where q = 0."""
     return np.asarray(q * np.log(np.where(q > 0, q, 1.0)))
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A way to split a cell.
+
+    Attributes:
+        variable: The variable.
+        label: The label that one child holds and the other doesn't have.
+        other: Marginals to start the other child from, beside the cell's own.  # (size,)
+    """
+
+    variable: int
+    label: int
+    other: Doubles | None = None
+
+
+class Alternatives:
+    """Patches that were found by comparing states of a field whose variables can be visited."""
+
+    def __init__(self, work: CellWork, parts: Parts) -> None:
+        self.work, self.parts = work, parts
+        none = np.zeros(0, dtype=np.int64)
+        self.patches = Patches(parts, np.zeros(1, dtype=np.int64), none, np.zeros(0))
+        self.row_size = work.layout.size + len(parts.column)
+        self.compared, self.compare_seconds = 0, 0.0
+
+    def rows_that_fit(self, share: float) -> int:
+        """States that there is time to compare with, up to a share of the limits."""
+        capacity, (_, left) = self.work.pool.capacity, self.work.left(share)
+        guess = self.row_size * tuned.ENTRY_SECONDS
+        each = self.compare_seconds / self.compared if self.compared else guess
+        return capacity if left == np.inf else int(min(capacity, max(0.0, left) / (2 * each)))
+
+    def compare(self, cell: Cell, share: float) -> None:
+        """Improve a state by parts of others in its cell; keep the best of these as patches.
+
+        It ends at a share of the limits.
+        """
+        others = self.work.pool.inside(cell, self.rows_that_fit(share))
+        for _ in range(tuned.MAX_COMPARISONS if len(others) else 0):
+            begun = self.work.loop.now()
+            new = Patches.between(self.parts, cell.q, others)
+            found = new.evaluate(cell.q, cell.keep)
+            order = np.argsort(-worth_trying(found), kind="stable")[: tuned.MAX_NEW_PATCHES]
+            self.patches = self.patches.joined(new.select(order[found.allowed[order]]))
+            improved = self.put_in(cell, new, found)
+            self.compare_seconds += self.work.loop.now() - begun
+            self.compared += len(others)
+            if not improved or self.rows_that_fit(share) < len(others):
+                break
+
+    def combine(self, cell: Cell) -> PatchEffects:
+        """Improve a state by all patches; what they would do to it now."""
+        found = self.patches.evaluate(cell.q, cell.keep)
+        for _ in range(tuned.MAX_COMBINATIONS):
+            if not self.put_in(cell, self.patches, found):
+                break
+            found = self.patches.evaluate(cell.q, cell.keep)
+        return found
+
+    def put_in(self, cell: Cell, patches: Patches, found: PatchEffects) -> bool:
+        """Put patches into a cell's state if that lowers F; whether it did."""
+        start = patches.improve(cell.q, found)
+        if np.array_equal(start, cell.q):
+            return False
+        q, f = self.work.descend(cell, start[None])
+        if not f < cell.free_energy - self.work.session.slack(f):
+            return False
+        cell.q, cell.free_energy, cell.status = q, f, self.work.session.limit
+        return True
+
+    def refine(self, cell: Cell, share: float) -> None:
+        """Improve alternatives to large parts of a state, each in a cell where it must stay.
+
+        Parts of other states are seldom the best alternative themselves: what a chain left in and
+        around them is improved by parts of the rest, while one variable is held. It ends at a share
+        of the limits.
+        """
+        work, layout = self.work, self.work.layout
+        with work.loop.clock():
+            self.compare(cell, share)
+            patches = self.patches
+            order = np.argsort(-worth_trying(patches.evaluate(cell.q, cell.keep)), kind="stable")
+        done = np.zeros((0, layout.n_vars), dtype=bool)
+        for c in order:
+            if len(done) == tuned.MAX_REFINEMENTS or work.sweeps_left(share) < 1:
+                break
+            mine = np.zeros(layout.n_vars, dtype=bool)
+            mine[patches.members(int(c))] = True
+            if ((mine & done).sum(axis=1) > tuned.MAX_OVERLAP * (mine | done).sum(axis=1)).any():
+                continue
+            done = np.concatenate([done, mine[None]])
+            with work.loop.clock():
+                decision = self.decision(cell, patches, int(c))
+                if not cell.leaves_open(layout, decision.variable):
+                    continue
+                clamp = Clamp(decision.variable, decision.label, False)
+                child = cell.child(layout, clamp, work.session.limit)
+                assert decision.other is not None
+                start = child.condition(layout, decision.other)
+                child.q, child.free_energy = work.descend(child, start[None])
+                if np.isfinite(child.free_energy):
+                    self.compare(child, share)
+                    work.pool.add(child.q, child.free_energy)
+        with work.loop.clock():
+            self.compare(cell, share)
+
+    def choose(self, cell: Cell, found: PatchEffects, most: int) -> list[Decision]:
+        """Decisions between a cell's state and that state with a patch, the best first."""
+        layout = self.work.layout
+        odds = np.exp(-np.clip(found.change, 0.0, 50.0))
+        worth = np.where(found.allowed, odds / (1 + odds) ** 2 * found.spread, 0.0)
+        out: dict[int, Decision] = {}
+        for c in np.argsort(-worth, kind="stable")[: 4 * most]:
+            if len(out) == most or worth[c] <= 0:
+                break
+            decision = self.decision(cell, self.patches, int(c))
+            if cell.leaves_open(layout, decision.variable):
+                out.setdefault(decision.variable, decision)
+        return list(out.values())
+
+    def decision(self, cell: Cell, patches: Patches, which: int) -> Decision:
+        """The variable that tells a cell's state best from that state with a patch."""
+        layout, variables = self.work.layout, patches.members(which)
+        other = patches.put(which, cell.q)
+        label = layout.best_labels(cell.q)[variables]
+        at = layout.offsets[variables] + label
+        best = int(np.minimum(cell.q[at], 1.0 - other[at]).argmax())
+        return Decision(int(variables[best]), int(label[best]), other)
+
+
+def worth_trying(found: PatchEffects) -> Doubles:
+    """Patches that change much and raise F by little are worth most.  # (patches,)"""
+    rise = np.clip(found.change, 0.0, None)
+    return np.asarray(found.allowed * found.spread * np.exp(-rise / tuned.WORTH_SCALE))

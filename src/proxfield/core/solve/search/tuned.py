@@ -9,24 +9,22 @@ doubled: `benchmarks/search_constants.py`, 8 kinds of fields, 3 seeds, limits in
 with a budget only; it was timed on one machine.
 
 A temperature is in units of the field's own scale: for F the mean of the λ_i, for energies
-`interaction_scale`, a typical critical temperature.
+`interaction_scale`, a typical critical temperature. What options gain (moves, lengths,
+temperatures, origins) is learned; the weights say how often each is drawn at first.
 """
 
 # ---- all searches ----
 
 CHAINS_PER_ROUND = 4
-"""Chains of a round where only iterations are limited, whatever the number of threads. auto:
-−6 / +1 %; map: 0 / +1 %."""
+"""Chains of a round where iterations alone are limited. auto: −6 / +1 %; map: 0 / +1 %."""
 STALL_SWEEPS = 5000
 """Sweeps without a gain after which a search without any limit may end. Bounds the time alone."""
 SLICE_VISITS = 5e6
 """Entries and edge ends visited between two looks at the callback and Ctrl-C where only iterations
 are limited: some 20 ms. Results of auto depend on it on large fields, since a cooling is cut."""
 PART_CHANGE, PATCH_CHANGE = 0.1, 0.2
-"""Marginals that differ by more belong to a part in which two states differ; smaller differences
-are left to sweeps. In auto: 0 / 0 %. Modes compare chains that were polished for `TRIAL_SWEEPS` or
-less, whose marginals are further from a minimum: with 0.1 parts merge into larger ones. There
-+2 / −1 %. Neither is sensitive, so both stay at what they were."""
+"""Marginals that differ by more belong to a part in which two states differ; the rest is left to
+sweeps. 0 / 0 %; modes compare chains that are further from a minimum: +2 / −1 %."""
 EVALUATIONS_PER_SWEEP = 4
 """Evaluations of F that take as long as a sweep of one thread: a duration."""
 LARGE_SIZE, VISIT_SECONDS = 100_000, 1.5e-8
@@ -42,20 +40,17 @@ MIN_SWEEPS = 8
 HARD_SCALE = 10.0
 """Temperature scale where forbidden configurations leave the curvature infinite. A guess."""
 HOT_SHARE, COLD_SHARE = 0.3, 0.01
-"""Temperatures of the first cooling, at its begin (at least 1) and its end (at most 1). The latter
-is colder than F itself (T = 1), so that a chain ends in the middle of a minimum, from where sweeps
-descend; ending above T = 1/3 is worse on weakly coupled grids. +1 / −2 %; +2 / −5 %."""
+"""Temperatures of the first cooling, at its begin (at least 1) and its end (at most 1): colder than
+F itself (T = 1), so that sweeps descend from the middle of a minimum. +1 / −2 %; +2 / −5 %."""
 REHEAT_SHARES = {0.03: 1.0, 0.06: 1.0, 0.12: 2.0, 0.2: 2.0, 0.35: 1.0, 0.7: 0.5}
-"""Temperatures to reheat to, and how often each is drawn at first: from one that changes little to
-one that forgets the state. What pays differs from field to field, so it is learned."""
+"""Temperatures to reheat to: from one that changes little to one that forgets the state."""
 CHAIN_SWEEPS = {10: 0.5, 30: 1.0, 100: 2.0, 300: 2.0, 1000: 1.0}
-"""Sweeps of a reheat, and how often each is drawn at first. Learned, too."""
+"""Sweeps of a reheat."""
 MOVES = {"sites": 2.0, "forests": 1.0, "cooled": 0.3}
-"""How chains move, and how often at first: they sample one label after another, or a whole forest
-at a time, or cool marginals without sampling. Learned, too."""
+"""How chains move: they sample one label after another, or a whole forest at a time, or cool
+marginals without sampling."""
 ORIGINS = {"best": 2.0, "start": 1.0, "labels": 0.5}
-"""Where chains begin, and how often at first: at the best state, afresh, or (on flat fields) at
-the labelling of lowest energy. Learned, too."""
+"""Where chains begin: at the best state, afresh, or (on flat fields) at the lowest labelling."""
 MEMORY, CURIOSITY = 0.97, 0.25
 """Weight of what options gained before, at each reheat, and share of the draws that don't look at
 it. 0 / 0 %; +1 / 0 %: first weights matter more."""
@@ -63,22 +58,18 @@ MANY_PARTS = 8.0
 """Parts of a reheat, on average, from which on chains don't begin afresh: each place of such a
 field is improved by itself. 0 / 0 %."""
 COOLING_SWEEPS, COOLING_SHARES = 300, (0.1, 0.7)
-"""Sweeps of the first cooling, if they are between these shares of what is left. On large fields
-one cooling takes most of the time; over all of it is worse than reheats. −1 / +2 %."""
+"""Sweeps of the first cooling, if they are between these shares of what is left. −1 / +2 %."""
 MIN_COOLING = 5.0
 """Sweeps that must fit for a cooling on all threads; half of them for one at all."""
 REHEAT_POLISH = (3, 20)
-"""Sweeps at the end of a reheat, at least and at most; in between, a twentieth of its own.
-0 / −2 %."""
+"""Sweeps that end a reheat, at least and at most: a twentieth of its own. 0 / −2 %."""
 PLAIN_SHARE = 0.1
-"""Maximum share of what is left for sweeps from the start (without a budget, twice as much).
-0 / 0 %."""
+"""Most of what is left for sweeps from the start (without a budget, twice as much). 0 / 0 %."""
 CHAIN_SECONDS = 0.2
 """Maximum duration of a reheat, which isn't cut into slices: Ctrl-C waits as long."""
 FLAT_GAIN, FLAT_VARIABLES = 0.02, 1000
 """Flat fields: F falls by at most so much per variable from plain sweeps to the first cooling, and
-there are so many variables at least; on smaller ones chains find the minimum soon. From a decision
-tree field and its like, on which adam finds lower F. 0 / 0 %: none of the 8 kinds is flat."""
+there are so many variables at least. From a decision tree field, on which adam finds lower F."""
 LABELLED_SWEEPS = 100
 """Sweeps of chains from which on the energy of their labelling is looked at there."""
 RIVALS = {"adam": 0.4, "momentum": 0.15}
@@ -100,8 +91,7 @@ on large fields. A duration between two looks at the clock."""
 ROUND_SECONDS, ROUND_SHARE = 0.02, 0.02
 """Short reheats are made several in a round: so many seconds, or this share of the budget."""
 SWEEP_EVALUATIONS = 12.0
-"""Duration of a sweep in evaluations of F, before one has been timed: rather too long than too
-short; on large binary fields it follows from the entries and edge ends that it visits."""
+"""Duration of a sweep in evaluations of F, before one has been timed: rather too long."""
 PREPARING_SHARE = 0.05
 """Share of what is left that preparing something may take; otherwise there is none of it."""
 PART_SECONDS, FOREST_SECONDS = 1.5e-8, 1e-7
@@ -110,15 +100,14 @@ PART_SECONDS, FOREST_SECONDS = 1.5e-8, 1e-7
 # ---- solve_map: a low energy ----
 
 FIRST_HEAT, COLD = 1.2, 0.15
-"""Temperatures of the first cooling, at its begin and at its end. −4 / −5 %; −3 / −2 %: above the
-critical temperature, where labels are nearly free, and well below it."""
+"""Temperatures of the first cooling, at its begin and at its end: above the critical temperature,
+where labels are nearly free, and well below it. −4 / −5 %; −3 / −2 %."""
 REHEATS = (0.2, 0.3, 0.45, 0.65, 1.0, 1.5)
-"""Temperatures that rounds start at; what pays is learned."""
+"""Temperatures that rounds start at."""
 MAP_MEMORY, MAP_CURIOSITY, SHARPNESS = 0.9, 0.2, 4.0
-"""What is learned of them: the weight of earlier rounds (a round has `CHAINS_PER_ROUND` outcomes or
-more, so that 0.9 per round forgets like 0.97 per outcome), the share drawn at random, and the power
-of the gain per sweep that the others are drawn by: there is one kind of choice, and the best
-temperature is worth most of the time. 0 / 0 % each."""
+"""What is learned of them: the weight of earlier rounds (of `CHAINS_PER_ROUND` outcomes or more, so
+that 0.9 forgets like 0.97 per outcome), the share drawn at random, and the power of the gain per
+sweep that the others are drawn by: the best is worth most of the time. 0 / 0 % each."""
 ZERO, ZERO_SWEEPS = 1e-12, 3
 """Temperature of the last sweeps of a cooling, where each variable takes its cheapest label, and
 their number. −1 / −5 %."""
@@ -130,7 +119,7 @@ don't move by forests and unary energies, which are apart by less than the unit 
 don't guide them. There, rounds change few places at a time, and one long cooling finds more
 (spin glasses and cubic grids of `benchmarks/map_peers.py`)."""
 FOREST_DEGREE = 5.0
-"""Neighbors per variable up to which chains move by forests: these hold most variables then.
+"""Neighbors per variable up to which chains move by forests, which hold most variables then.
 +16 / 0 %: without forests, sparse fields lose most."""
 ROUND_SWEEPS = 100
 """Sweeps of a round, at first. 0 / +1 %."""
@@ -140,8 +129,7 @@ QUIET_ROUNDS = 10
 """Chains without a gain after which rounds get twice as long, or a search from another start ends.
 −4 / −2 %."""
 ANEW_SWEEPS = 3000
-"""Sweeps of short coolings of random labellings before each search from another start. 0 / 0 %
-within 2,500 sweeps."""
+"""Sweeps of short coolings of random labellings before a search from another start. 0 / 0 %."""
 RELABELLED_SWEEPS, RELABELLED_HEATS = 100, 3
 """Sweeps after each round from labellings in which a region has another label, where there are more
 than two; and how many of `REHEATS` these start at. 0 / 0 %; 0 / 0 %."""
@@ -150,12 +138,11 @@ FLIP_SHARE = 0.05
 MAP_VISITS = 2e8
 """Entries and edge ends to visit where the user sets no limit: a second or two."""
 PLAIN_VISITS, PLAIN_CALL = 1e9, 15_000
-"""The same where chains compute whole gradients, and visits that take as long as calling one, for
-each label."""
+"""The same where chains compute whole gradients, and visits as long as calling one per label."""
 REPORT_SECONDS = 0.05
 """Time between two calls of the callback."""
 OPENING_SWEEPS = 10
-"""Sweeps that must fit into a budget for a cooling to pay, and the shortest cooling. −3 / −5 %."""
+"""Sweeps that must fit into a budget for a cooling to pay, and the shortest one. −3 / −5 %."""
 MAP_SWEEP_EVALUATIONS = 3
 """Evaluations of F that take as long as a sweep near temperature 0, before one has been timed."""
 FIRST_SHARE, REPAIR_SHARE = 0.5, 0.5
@@ -187,8 +174,7 @@ more than this. −14 / −9 %; 0 / −7 %."""
 MAX_ONE_THREAD = 1 << 14
 """Entries up to which descents, which are short, run on one thread: others start too slowly."""
 MAX_STATES, MAX_POOL_ENTRIES = 128, 1 << 19
-"""Maximum number of states in a pool, and of entries and edge ends of all of them: memory and the
-time to compare. 0 / 0 %."""
+"""Most states in a pool, and entries and edge ends of all: memory and time to compare. 0 / 0 %."""
 MIN_DISTANCE = 0.05
 """Share of the variables in which states of the pool's more diverse half differ. 0 / 0 %."""
 MAX_TRIALS, MAX_UNCERTAIN = 8, 3
@@ -197,7 +183,7 @@ variables of large variance. +1 / 0 %; 0 / +1 %."""
 TRIAL_DESCENTS = 3
 """Descents of a trial: two children, one of which has two starts."""
 MAX_CURVATURE = 4.0
-"""A variable depends on others as much as it can from this bound on its curvature on. 0 / 0 %."""
+"""A variable depends on others as much as it can from this curvature bound on. 0 / 0 %."""
 MAX_REFINEMENTS, MAX_OVERLAP = 24, 0.5
 """Maximum number of alternatives that are improved, and the share of variables that two of these
 may have in common. 0 / 0 %; −3 / −1 %."""
