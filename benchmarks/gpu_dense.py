@@ -38,8 +38,8 @@ import torch
 import triton
 
 import proxfield as pf
-from proxfield.core.engines.triton.attach import attach
 from proxfield.core.engines.triton.terms.base import on_device
+from proxfield.core.engines.triton.terms.gaussian import attach
 from proxfield.core.filters.torch.plans import reference_filter
 from proxfield.core.filters.triton import encode, exact, order
 from proxfield.core.filters.triton.exact import ExactPlan, Items, Tiles

@@ -26,6 +26,7 @@ from proxfield.core.engines.plan import Chains
 from proxfield.core.engines.triton.sweeps import chains as chain_module
 from proxfield.core.engines.triton.sweeps import sweeps as sweep_module
 from proxfield.core.engines.triton.sweeps.chains import explore
+from proxfield.core.engines.triton.sweeps.sweep_kernels import VisitKind
 from proxfield.core.engines.triton.sweeps.sweeps import Sweeper
 from proxfield.core.lowering.lowered import Lowered
 
@@ -79,7 +80,7 @@ def show(what: str, **values: Any) -> None:
 def least_bytes(sweeper: Sweeper) -> int:
     """What one sweep moves at least."""
     state = 3 * sweeper.size * sweeper.dtype.itemsize
-    return state + sum(a.numel() * a.element_size() for a in sweeper.arrays)
+    return state + sum(a.numel() * a.element_size() for a in sweeper.energies)
 
 
 def time_sweep(name: str, lowered: Lowered, dtype: str) -> None:
@@ -91,10 +92,10 @@ def time_sweep(name: str, lowered: Lowered, dtype: str) -> None:
     q = torch.tensor(uniform(lowered), dtype=sweeper.dtype, device=sweeper.device)
     theta = torch.zeros_like(q)
     betas = torch.ones((1, 1), dtype=torch.float64, device=q.device)
-    parts = sweeper.room(visits, 1)
-    plain = median(lambda: sweeper.visit(q, visits, betas, sweeper._zero, parts))
+    turns = sweeper.turns(visits, betas)
+    plain = median(lambda: sweeper.visit(q, visits, turns, VisitKind()))
     whole = median(
-        lambda: sweeper.visit(q, visits, betas, sweeper._zero, parts, theta=theta, delta=True)
+        lambda: sweeper.visit(q, visits, turns._replace(theta=theta), VisitKind(delta=True))
     )
     show(
         f"colored sweep, {name}", dtype=dtype, groups=len(visits.parts) - 1, pack_s=packed,

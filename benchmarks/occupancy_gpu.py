@@ -41,7 +41,7 @@ from proxfield.core.terms.base import Layout
 from proxfield.people.cameras import Camera
 from proxfield.people.occupancy import Occupancy
 from proxfield.people.scene import Scene
-from proxfield.people.silhouettes import Boxes, Runs
+from proxfield.people.silhouettes import Boxes
 from proxfield.people.triton import occupancy_plan
 
 RESULTS = Path(__file__).parent / "results" / "occupancy_gpu.json"
@@ -260,15 +260,11 @@ def errors(term: Occupancy, seed: int) -> dict[str, float]:
 
 
 def check(scene: Scene) -> dict[str, Any]:
-    """Both models, rectangles and runs."""
+    """Both models."""
     out: dict[str, Any] = {}
     masks = make_masks(scene, 0)
-    count, height, width = (4, 3, 5) if interpreted() else (50, 40, 60)
-    shapes = Runs.from_masks(np.random.default_rng(1).random((count, height, width)) < 0.3)
-    soft = np.random.default_rng(2).random((height, width))
     for model in MODELS:
         out[f"boxes_{model}"] = errors(Occupancy(scene.silhouettes, masks, model=model), 0)
-        out[f"runs_{model}"] = errors(Occupancy([shapes], [soft], model=model), 1)
     return out
 
 

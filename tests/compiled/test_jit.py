@@ -204,7 +204,7 @@ def test_kernels_are_copied_where_there_are_no_links(
         "people/numba/occupancy_kernels.py",
         "people/numba/__init__.py",
         "core/engines/plan.py",
-        "core/engines/triton/sweeps/sweep_levels.py",
+        "core/engines/triton/sweeps/sweeps.py",
     ],
 )
 def test_cache_folder_depends_on_every_source(

@@ -180,7 +180,7 @@ def encoded() -> list[float]:
     from proxfield.core.filters.triton import encode
 
     out = []
-    for d, spread in ((1, 1.0), (2, 60.0), (5, 1.0), (5, 100.0), (8, 3.0), (20, 0.5)):
+    for d, spread in ((1, 1.0), (2, 60.0), (5, 1.0), (5, 8.0), (5, 100.0), (8, 3.0), (20, 0.5)):
         random = torch.Generator().manual_seed(d)
         points = spread * torch.randn(60, d, generator=random, dtype=torch.float64)
         points[30:] = points[:30] + 0.3 * torch.randn(30, d, generator=random)

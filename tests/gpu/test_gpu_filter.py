@@ -21,7 +21,6 @@ from proxfield.errors import InputError
 torch = pytest.importorskip("torch", reason="the filter on a GPU needs torch")
 
 from proxfield.core.filters.torch.plans import reference_filter  # noqa: E402
-from proxfield.core.filters.triton import encode  # noqa: E402
 from proxfield.core.filters.triton.exact import ExactPlan, Items  # noqa: E402
 
 has_triton = importlib.util.find_spec("triton") is not None
@@ -49,23 +48,6 @@ def test_reference_is_the_exact_filter(block: int) -> None:
     np.testing.assert_allclose(out, matrix @ values.float().double().numpy(), rtol=1e-12)
     some = reference_filter(features, values.float(), rows=torch.tensor([5, 3]), block=block)
     np.testing.assert_allclose(some, out[[5, 3]], rtol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("d", "spread"), [(1, 1.0), (2, 60.0), (5, 1.0), (5, 8.0), (5, 100.0), (8, 3.0), (20, 0.5)]
-)
-def test_encoded_products_are_exponents(d: int, spread: float) -> None:
-    points = draw(200, d, spread)
-    points[100:] = points[:100] + 0.3 * draw(100, d, seed=1)  # near ones, too
-    points = points.clamp(-encode.MAX_COORDINATE, encode.MAX_COORDINATE)
-    left, right = encode.encode(points, 12)
-    assert left.shape == right.shape == (200, encode.slots(d, float(points.abs().max()))[0])
-    assert bool(torch.isfinite(left).all() and torch.isfinite(right).all())
-    exact = 12 - 0.5 * torch.cdist(points, points) ** 2
-    near = exact > -10
-    assert int(near.sum()) >= 200
-    off = (left.double() @ right.double().T - exact)[near].abs()
-    assert float(off.max()) < 6e-4 and float(off.mean()) < 1e-4
 
 
 def test_items_share_out_all_rounds() -> None:

@@ -82,9 +82,9 @@ def test_variables_in_no_forest_are_visited_in_order() -> None:
 @direct
 def test_several_blocks_on_a_level(monkeypatch: pytest.MonkeyPatch) -> None:
     from proxfield.core.engines.triton.program import GpuProgram
-    from proxfield.core.engines.triton.sweeps import forests
+    from proxfield.core.engines.triton.sweeps import chains as module
 
-    monkeypatch.setattr(forests, "THREADS", 32)
+    monkeypatch.setattr(module, "FOREST_THREADS", 32)
     lowered = grid(9, 9, strength=2.0, seed=2).lower()
     program: Any = GpuProgram(lowered, "float64")
     program._sweeper.working = program._sweeper.working._replace(block=8)

@@ -109,7 +109,7 @@ def test_vectors() -> None:
 
 @direct
 def test_infer_takes_the_step_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    from proxfield.core.engines.triton.products import DeviceProducts
+    from proxfield.core.engines.triton.program import DeviceProducts
 
     made = []
     plain = DeviceProducts.apply

@@ -21,7 +21,7 @@ from proxfield.core.compiled.graphs import greedy_colors
 from proxfield.core.compiled.random import uniforms
 from proxfield.core.engines.plan import Chains, Order
 from proxfield.core.engines.reference import ReferenceProgram
-from proxfield.core.engines.triton.sweeps.sweep_levels import grouped, level_of, neighbor_rows
+from proxfield.core.engines.triton.sweeps.sweeps import grouped, level_of, neighbor_rows
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.errors import InputError, UnsupportedError
 

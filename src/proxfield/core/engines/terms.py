@@ -185,10 +185,9 @@ def overrides(kind: type, base: type, name: str) -> bool:
 register(Gaussian, "cpu", "proxfield.core.engines.numba.dense_views:Views")
 register(Gaussian, "cuda", "proxfield.core.engines.triton.terms.gaussian:GaussianOnDevice")
 register(Gaussian, "torch", "proxfield.core.engines.torch.energy:AllPairs")
-register(Consistency, "cuda", "proxfield.core.engines.triton.terms.consistency:ConsistencyOnDevice")
-register(
-    Cooccurrence, "cuda", "proxfield.core.engines.triton.terms.cooccurrence:CooccurrenceOnDevice"
-)
-register(
-    LatentCooccurrence, "cuda", "proxfield.core.engines.triton.terms.cooccurrence:LatentOnDevice"
-)
+for kind, name in (
+    (Consistency, "ConsistencyOnDevice"),
+    (Cooccurrence, "CooccurrenceOnDevice"),
+    (LatentCooccurrence, "LatentOnDevice"),
+):
+    register(kind, "cuda", f"proxfield.core.engines.triton.terms.higher_order:{name}")

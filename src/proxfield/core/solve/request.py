@@ -221,7 +221,7 @@ def choose_kernels(device: object, kernels: str | None, dtype: DTypeLike | None)
 
 def moved(lowered: Lowered, kernels: str, dtype: str) -> Lowered:
     """The field with its filters on a GPU, so that λ and F are those of what iterates there."""
-    from proxfield.core.engines.triton.attach import attach
+    from proxfield.core.engines.triton.terms.gaussian import attach
 
     with device_memory(kernels, lowered):
         return attach(lowered, dtype, placed(kernels).device.handle())

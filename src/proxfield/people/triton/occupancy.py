@@ -15,7 +15,7 @@ from proxfield.core.terms.base import Layout
 from proxfield.errors import InputError
 from proxfield.people.numba import DIRECT, SMALLEST
 from proxfield.people.occupancy import ExactOccupancy, Occupancy, RatioOccupancy
-from proxfield.people.silhouettes import Boxes, Runs
+from proxfield.people.silhouettes import Boxes
 from proxfield.people.triton import occupancy_kernels as kernels
 from proxfield.people.triton.occupancy_plan import Group, ScenePlan, plan_for
 
@@ -40,10 +40,6 @@ class OccupancyFrames:
         layout: Layout of one frame's field.
         dtype: "float32" or "float64": of marginals, gradients and weights.
         device: A device of torch.
-
-    Example:
-        >>> frames = OccupancyFrames(terms, layout, "float32", "cuda")  # doctest: +SKIP
-        >>> energies = frames.add_gradient(q, shift)  # q of all frames  # doctest: +SKIP
     """
 
     capturable = True
@@ -102,8 +98,8 @@ class OccupancyFrames:
 
     @staticmethod
     def accepts(term: Occupancy) -> bool:
-        """Whether every camera has silhouettes of a known kind."""
-        return all(type(s) in (Boxes, Runs) for s in term.silhouettes)
+        """Whether every camera's silhouettes are rectangles."""
+        return all(type(s) is Boxes for s in term.silhouettes)
 
     @staticmethod
     def frame_key(term: Occupancy) -> Hashable:
@@ -224,12 +220,11 @@ class OccupancyFrames:
         bands = kernels.Bands(
             group.bands, group.band_count, group.band_owner, self.heads, self.feet, group.head_size
         )
-        factors = kernels.Factors(self.factors[first:], plan.cameras, group.first)
+        factors = kernels.RatioFactors(self.factors[first:], plan.cameras, group.first)
         grid = (group.band_count, some)
         tile = group.tile(self.dtype)
         group.scatter(logs, diff)
-        if group.boxed:
-            kernels.sum_bands[grid](images, bands, **tile)
+        kernels.sum_bands[grid](images, bands, **tile)
         if self.ratio:
             kernels.measure_bands[grid](images, bands, self.measured, **tile)
             kernels.find_ratios[(group.count, some)](
@@ -241,24 +236,14 @@ class OccupancyFrames:
             images, bands, factors, self.flags[first:], self.counts, self.totals[first:, band:],
             self.totals.shape[1], RATIO=self.ratio, FLAGS=FLAGS, **tile,
         )  # fmt: skip
-        blocks = -(-self.n // COLLECT_BLOCK)
+        group.add_feet(self.feet, some)
         locations = kernels.Locations(self.n, logs, self.limits[1:], out, self.entries)
-        collecting = {
-            "RATIO": self.ratio, "BLOCK": COLLECT_BLOCK, "PIXELS": group.pixels_together,
-            "num_warps": 8 if group.pixels_together > 1024 else 4,
-        }  # fmt: skip
-        if group.boxed:
-            group.add_feet(self.feet, some)
-            boxes = kernels.BoxList(
-                plan.boxes, group.with_boxes, group.numbers, group.base, group.heads, group.stride
-            )
-            kernels.collect_boxes[(blocks, some)](
-                images, bands, boxes, locations, factors, BAND=group.band, **collecting
-            )
-        if group.other:
-            kernels.collect_runs[(blocks, some)](
-                images, group.runs, locations, factors, **collecting
-            )
+        boxes = kernels.BoxList(plan.boxes, group.number, group.base, group.heads, group.stride)
+        kernels.collect_boxes[(-(-self.n // COLLECT_BLOCK), some)](
+            images, bands, boxes, locations, factors,
+            RATIO=self.ratio, BAND=group.band, BLOCK=COLLECT_BLOCK, PIXELS=group.pixels_together,
+            num_warps=8 if group.pixels_together > 1024 else 4,
+        )  # fmt: skip
 
 
 class OccupancyOnDevice(OccupancyFrames):

@@ -69,18 +69,16 @@ class BandShape(NamedTuple):
 
     rows: int
     width: int
-    pieces: bool
-    """Are rows longer than ``width``?"""
+    pieces: bool  # are rows longer than ``width``?
     chunks: int
 
 
-class Factors(NamedTuple):
+class RatioFactors(NamedTuple):
     """Ψ of each camera of each frame, and the factor of its gradient."""
 
     ratios: Tensor  # (frames, cameras, 2)
     cameras: int
-    first: int
-    """The group's first camera."""
+    first: int  # the group's first camera
 
 
 class Locations(NamedTuple):
@@ -94,25 +92,13 @@ class Locations(NamedTuple):
 
 
 class BoxList(NamedTuple):
-    """Rectangles of all cameras, and the cameras of a group that have them."""
+    """Rectangles of all cameras, and where the images of a group's cameras are."""
 
     corners: Tensor  # (cameras, 4, n)
-    which: Tensor
-    many: Tensor  # their number, in memory
+    many: Tensor  # the group's cameras: their number, in memory
     base: Tensor
     head: Tensor
     stride: Tensor
-
-
-class RunList(NamedTuple):
-    """Runs of a group's cameras, and the cameras that have them."""
-
-    at: Tensor  # the first pixel of each run in the frame
-    column: Tensor
-    length: Tensor
-    start: Tensor  # (cameras of runs, n + 1)
-    which: Tensor
-    many: Tensor
 
 
 @jit
@@ -166,8 +152,8 @@ def take_logs(q, entries, logs, flags, n, smallest, direct, BLOCK: constexpr):
 
 
 @jit
-def sum_many(logs, corners, diff, first, end, CELLS: constexpr, WIDE: constexpr):
-    """`sum_corners` for pixels with many corners: some lanes for each."""
+def sum_cells(logs, corners, diff, first, end, CELLS: constexpr, WIDE: constexpr):
+    """`sum_corners` for some pixels: WIDE lanes for each."""
     cell = first + tl.arange(0, CELLS)
     inside = cell < end
     low = tl.load(corners.start + cell, mask=inside, other=0)[:, None]
@@ -184,23 +170,6 @@ def sum_many(logs, corners, diff, first, end, CELLS: constexpr, WIDE: constexpr)
 
 
 @jit
-def sum_few(logs, corners, diff, first, end, BLOCK: constexpr):
-    """`sum_corners` for pixels with few corners: a lane each."""
-    cell = first + tl.arange(0, BLOCK)
-    inside = cell < end
-    low = tl.load(corners.start + cell, mask=inside, other=0)
-    many = tl.load(corners.count + cell, mask=inside, other=0)
-    total = tl.zeros((BLOCK,), diff.dtype.element_ty)
-    for k in range(tl.max(many, 0)):
-        here = k < many
-        e = tl.load(corners.entry + low + k, mask=here, other=0)
-        log = tl.load(logs + (e >> 1), mask=here, other=0.0)
-        total += tl.where((e & 1) != 0, -log, log)
-    to = tl.load(corners.place + cell, mask=inside, other=0)
-    tl.store(diff + to, total, mask=inside)
-
-
-@jit
 def sum_corners(
     logs, n, corners, diff, size, cells, crowded, crowded_blocks,
     CELLS: constexpr, WIDE: constexpr, BLOCK: constexpr,
@@ -213,10 +182,10 @@ def sum_corners(
     logs += frame * n
     diff += frame * size
     if block < crowded_blocks:
-        sum_many(logs, corners, diff, block * CELLS, crowded, CELLS, WIDE)
+        sum_cells(logs, corners, diff, block * CELLS, crowded, CELLS, WIDE)
     else:
         first = crowded + (block - crowded_blocks) * BLOCK
-        sum_few(logs, corners, diff, first, cells, BLOCK)
+        sum_cells(logs, corners, diff, first, cells, BLOCK, 1)
 
 
 @jit
@@ -234,7 +203,7 @@ def band_of(bands, band):
 
 @jit
 def sum_bands(images, bands, SHAPE: constexpr):
-    """Sums down the columns of each band's differences, for rectangles.
+    """Sums down the columns of each band's differences.
 
     Ends of rows are read and written too: they hold 0, and without
     them several columns are read at once.
@@ -242,11 +211,9 @@ def sum_bands(images, bands, SHAPE: constexpr):
     ROWS: constexpr = SHAPE.rows
     WIDTH: constexpr = SHAPE.width
     band, frame = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    first, head, rows, width, stride, number = band_of(bands, band)
+    first, head, rows, width, stride, _ = band_of(bands, band)
     diff = images.diff + frame * images.size + first
     heads = bands.heads + frame * bands.head_size + head
-    if number < 0:  # runs have no sums down columns
-        rows = 0
     for x in range(0, width, WIDTH):
         column = x + tl.arange(0, WIDTH)
         total = tl.zeros((WIDTH,), diff.dtype.element_ty)
@@ -282,6 +249,19 @@ def carry(sums, values, turn, CHUNKS: constexpr):
 
 
 @jit
+def log_tile(diff, at, there, above, before, turn, SHAPE: constexpr):
+    """log N of some rows of a band; ``above`` and ``before`` with what these rows add to them."""
+    d = tl.load(diff + at, mask=there, other=0.0)
+    slope = tl.cumsum(d, 0) + above[None, :]
+    above += tl.sum(d, 0)
+    log = tl.cumsum(slope, 1)
+    if SHAPE.pieces:
+        log += carried(before, turn, SHAPE.chunks)
+        before = carry(before, slope, turn, SHAPE.chunks)
+    return log, above, before
+
+
+@jit
 def measure_bands(images, bands, totals, SHAPE: constexpr):
     """Σ A and Σ A (1 − 2B) of each band, where A = 1 − N; weights are 1 − 2B.
 
@@ -305,14 +285,8 @@ def measure_bands(images, bands, totals, SHAPE: constexpr):
             row = y + tl.arange(0, ROWS)[:, None]
             at = row * stride + column[None, :]
             there = (row < rows) & (column < stride)[None, :]
-            d = tl.load(diff + at, mask=there, other=0.0)
             b = tl.load(image + at, mask=there, other=0.0)
-            slope = tl.where(number < 0, d, tl.cumsum(d, 0) + above[None, :])
-            above += tl.sum(d, 0)
-            log = tl.cumsum(slope, 1)
-            if SHAPE.pieces:
-                log += carried(before, y // ROWS, CHUNKS)
-                before = carry(before, slope, y // ROWS, CHUNKS)
+            log, above, before = log_tile(diff, at, there, above, before, y // ROWS, SHAPE)
             a = tl.where(there & (column < width)[None, :], 1.0 - tl.exp(log), 0.0)
             all_of_it += tl.sum(a, 0).to(tl.float64)
             wrong += tl.sum(a * b, 0).to(tl.float64)
@@ -401,14 +375,8 @@ def weigh_bands(
             row = y + tl.arange(0, ROWS)[:, None]
             at = row * stride + column[None, :]
             there = (row < rows) & (column < stride)[None, :]
-            d = tl.load(diff + at, mask=there, other=0.0)
             w = weigh(tl.load(image + at, mask=there, other=0.0), mine, RATIO)
-            slope = tl.where(number < 0, d, tl.cumsum(d, 0) + above[None, :])
-            above += tl.sum(d, 0)
-            log = tl.cumsum(slope, 1)
-            if SHAPE.pieces:
-                log += carried(before, y // ROWS, CHUNKS)
-                before = carry(before, slope, y // ROWS, CHUNKS)
+            log, above, before = log_tile(diff, at, there, above, before, y // ROWS, SHAPE)
             weighted = tl.where(there & (column < width)[None, :], w * tl.exp(log), 0.0)
             weighted = weighted.to(tl.float64)
             total += tl.sum(weighted, 0)
@@ -418,7 +386,7 @@ def weigh_bands(
                 done = carry(done, weighted, y // ROWS, CHUNKS)
             # the rows below the image hold 0 along the row, or what is carried: they aren't there
             along = tl.where(row < rows, along, 0.0)
-            out = tl.where(number < 0, along, tl.cumsum(along, 0) + upper[None, :])
+            out = tl.cumsum(along, 0) + upper[None, :]
             upper += tl.sum(along, 0)
             tl.store(sums + at, out, mask=there)
             tl.store(cover + at, log, mask=there & keep)
@@ -477,7 +445,7 @@ def collect_boxes(
     small = inside & (log < tl.load(locations.direct))
     all_of_it = tl.zeros((BLOCK,), tl.float64)
     for k in range(tl.load(boxes.many)):
-        mine = tl.load(boxes.which + k).to(tl.int64)
+        mine = k + tl.zeros((), tl.int64)
         first, length = tl.load(boxes.base + mine), tl.load(boxes.stride + mine)
         high = tl.load(boxes.head + mine)
         corners = boxes.corners + (factors.first + mine) * 4 * n + at
@@ -510,61 +478,6 @@ def collect_boxes(
                 total += tl.where(
                     real, w * tl.exp(tl.load(cover + to, mask=real, other=0.0) - own), 0.0
                 )
-            found = tl.where(here, tl.sum(total.to(tl.float64), 0), found)
-            waiting = tl.where(here, 0, waiting)
-        all_of_it += found
-    out = locations.out + frame * locations.entries + 2 * at
-    before = tl.load(out, mask=inside, other=0.0)
-    tl.store(out, before + all_of_it.to(before.dtype), mask=inside)
-
-
-@jit
-def collect_runs(
-    images, runs, locations, factors, RATIO: constexpr, BLOCK: constexpr, PIXELS: constexpr
-):
-    """`collect_boxes` for silhouettes of runs; sums are along the rows alone."""
-    block, frame = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    n = locations.n
-    sums = images.sums + frame * images.size
-    cover = images.cover + frame * images.size
-    image = images.weights + frame * images.weights_size
-    lane = tl.arange(0, BLOCK)
-    at = block * BLOCK + lane
-    inside = at < n
-    log = tl.load(locations.logs + frame * n + at, mask=inside, other=0.0)
-    inverse = tl.exp(-log.to(tl.float64))
-    small = inside & (log < tl.load(locations.direct))
-    all_of_it = tl.zeros((BLOCK,), tl.float64)
-    for turn in range(tl.load(runs.many)):
-        mine = tl.load(runs.which + turn).to(tl.int64)
-        begin = runs.start + turn * (n + 1) + at
-        low = tl.load(begin, mask=inside, other=0)
-        several = tl.load(begin + 1, mask=inside, other=0) - low
-        found = tl.zeros((BLOCK,), tl.float64)
-        for k in range(tl.max(several, 0)):
-            here = k < several
-            to = tl.load(runs.at + low + k, mask=here, other=0)
-            length = tl.load(runs.length + low + k, mask=here, other=1)
-            column = tl.load(runs.column + low + k, mask=here, other=0)
-            found += tl.load(sums + to + length - 1, mask=here, other=0.0)
-            found -= tl.load(sums + to - 1, mask=here & (column > 0), other=0.0)
-        found = found * inverse
-        waiting = ((several > 0) & small).to(tl.int32)
-        while tl.max(waiting, 0) > 0:
-            here = lane == tl.argmax(waiting, 0)
-            run, each = tl.sum(tl.where(here, low, 0), 0), tl.sum(tl.where(here, several, 0), 0)
-            own = tl.sum(tl.where(here, log, 0.0), 0)
-            total = tl.zeros((PIXELS,), cover.dtype.element_ty)
-            for r in range(run, run + each):
-                to, length = tl.load(runs.at + r), tl.load(runs.length + r)
-                for k in range(0, length, PIXELS):
-                    pixel = k + tl.arange(0, PIXELS)
-                    real = pixel < length
-                    camera = frame * factors.cameras + factors.first + mine
-                    weight = tl.load(image + to + pixel, mask=real, other=0.0)
-                    w = weigh(weight, factors.ratios + 2 * camera, RATIO)
-                    over = tl.load(cover + to + pixel, mask=real, other=0.0)
-                    total += tl.where(real, w * tl.exp(over - own), 0.0)
             found = tl.where(here, tl.sum(total.to(tl.float64), 0), found)
             waiting = tl.where(here, 0, waiting)
         all_of_it += found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -66,18 +66,16 @@ class BatchProgram(Batch[Update, BatchState]):
 
     Fields may differ in everything but must all be binary Ising fields to run on the compact
     kernels. Small fields run many updates inside one launch, on one multiprocessor each or
-    (see `team`) on several.
+    (see `binary.SmallFields`) on several.
 
     Args:
         lowereds: The fields.
         dtype: Type of the state, "float32" or "float64"; sums are float64.
         device: A CUDA device.
         form: How to store couplings, for tests; see the packs.
-
-    Example:
-        >>> batch = BatchProgram([field.lower() for field in fields])  # doctest: +SKIP
-        >>> state = batch.start([np.full(f.layout.size, 0.5) for f in fields])  # doctest: +SKIP
-        >>> rows = batch.advance_each(state, plan, 100, 1e-3, True)  # doctest: +SKIP
+        terms: Makes the terms that are iterated on their own (see `terms.base`), for a type. With
+            several fields, of the same size, each term is of all of them: it gives an energy for
+            each field.
     """
 
     def __init__(
@@ -86,6 +84,7 @@ class BatchProgram(Batch[Update, BatchState]):
         dtype: str = "float32",
         device: TorchDevice = None,
         form: str | None = None,
+        terms: Callable[[str], list[DeviceTerm]] | None = None,
     ) -> None:
         self.device = default_device(device)
         self.dtype = dtype
@@ -93,13 +92,6 @@ class BatchProgram(Batch[Update, BatchState]):
         self.tensors = Tensors(dtype, self.device)
         self.binary = self.joined.binary
         self.natural = Natural(self.joined, self.device)
-        self.terms: list[DeviceTerm] = []
-        """Terms iterated on their own (see `terms.base`), and whether graphs can hold them.
-
-        With several fields, of the same size, each term is of all of them: it gives an energy for
-        each field.
-        """
-        self.capturable = True
         self.pack = packed(self.joined, self.tensors, form)
         self.small = self.pack.form in ("small", "team")
         self.per_state = self.joined.n if self.binary else self.joined.size
@@ -121,6 +113,10 @@ class BatchProgram(Batch[Update, BatchState]):
         self.version = 0
         """Which unary energies these are: how often there were other ones."""
         self.set_unary(from_numpy(self.joined.unary))
+        self._make_terms = terms
+        self.terms = terms(dtype) if terms else []
+        self.capturable = all(getattr(term, "capturable", False) for term in self.terms)
+        """Whether CUDA graphs can hold the terms."""
 
     @property
     def held(self) -> bool:
@@ -431,8 +427,8 @@ class BatchProgram(Batch[Update, BatchState]):
         if p.n_blocks > 4096:
             width, warps = 4096, 16
         board.finish[(self.fields,)](
-            slot.parts, p.first, p.count, slot.status, slot.parameters,
-            TRACE=rule.trace, ADAPTIVE=rule.adaptive, SEARCH=search, WIDTH=width,
+            p.first, p.count, slot.status,
+            TRACE=rule.trace, TRIES=2 if search else int(rule.adaptive), WIDTH=width,
             num_warps=warps,
         )  # fmt: skip
         if search:
@@ -550,7 +546,7 @@ class BatchProgram(Batch[Update, BatchState]):
                 self._exact = self._in_double(pack)
             else:
                 self._exact = BatchProgram(self.joined.lowereds, "float64", self.device, form)
-            self._exact.terms = self.exact_terms()
+            self._exact.terms = self._make_terms("float64") if self._make_terms else []
             self._exact.set_unary(self.unary)
         return self._exact
 
@@ -562,10 +558,6 @@ class BatchProgram(Batch[Update, BatchState]):
         out.pack = pack.retyped(out.tensors)
         out._pool, out._slots, out._exact = [], WeakSet(), None
         return out
-
-    def exact_terms(self) -> list[DeviceTerm]:
-        """The terms of `terms` in float64."""
-        return []
 
     def look(self, q: Tensor) -> tuple[Tensor, Tensor]:
         """F of each field and dE/dq at normalized marginals, all in float64.

@@ -1,4 +1,4 @@
-"""Binary fields for the kernels of `update.binary` and `update.team`, and their launches."""
+"""Binary fields for the kernels of `update.binary`, and their launches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from proxfield.core.engines.triton.device_pack import (
     power_of_two,
     processors,
 )
-from proxfield.core.engines.triton.update import binary, board, team
+from proxfield.core.engines.triton.update import binary, board
 from proxfield.core.engines.triton.update.kinds import RuleForm
 from proxfield.core.terms.base import Doubles, Ints
 
@@ -193,8 +193,12 @@ class BinaryTensors:
         weight = np.zeros(len(column))
         column[at], weight[at] = there, weights
         self.small = binary.SmallFields(
-            self.sizes, self.offsets, self.tensors.ints(column), self.tensors.floats(weight)
+            self.sizes, self.offsets, self.tensors.ints(column), self.tensors.floats(weight), 0
         )
+        if self.shared:
+            self.small = self.small._replace(
+                whose=self.whose, part=self.which, members=self.members
+            )
         self.inside = torch.as_tensor(inside).to(self.tensors.device)
         if self.unary is not None:
             self.set_unary(self.unary)
@@ -237,9 +241,11 @@ class BinaryTensors:
     def _pack_slices(self, edges: Ints, weights: Doubles, degree: Ints) -> None:
         joined = self.joined
         mean = 2.0 * len(edges) / max(1, self.n)
-        self.wide = min(64, power_of_two(max(1, round(mean))))
-        self.block, self.warps = max(16, 512 // self.wide), 4
-        blocks = Blocks(np.arange(self.n), joined.owner(), degree, self.block, len(joined.lowereds))
+        wide = min(64, power_of_two(max(1, round(mean))))
+        self.shape, self.warps = binary.SliceShape(max(16, 512 // wide), wide), 4
+        blocks = Blocks(
+            np.arange(self.n), joined.owner(), degree, self.shape.block, len(joined.lowereds)
+        )
         t = self.tensors
         here, there = edges.T.ravel(), edges[:, ::-1].T.ravel()
         start, length, mine, at, room = blocks.slice(here)
@@ -260,56 +266,48 @@ class BinaryTensors:
         """One update of all fields that aren't done; leaves partial sums."""
         if self.form == "diagonals":
             binary.diagonal_step[(self.n_blocks,)](
-                slot.buffers[0, self.front :], slot.stride, slot.board, slot.parts, self.bias,
-                *slot.movement(rule), self.diagonal[0, self.front :], self.lines,
-                RULE=rule, GRID=self.grid,
+                slot.buffers[0, self.front :], slot.status, self.bias, *slot.movement(rule)[:4],
+                self.diagonal[0, self.front :], self.lines, RULE=rule, GRID=self.grid,
                 num_warps=self.warps * (2 if rule.kind in ONE_MOMENT else 1),
             )  # fmt: skip
         else:
             binary.slice_step[(self.n_blocks,)](
-                slot.buffers, slot.stride, slot.board, slot.parts, self.bias, *slot.movement(rule),
-                self.slices, self.weight,
-                RULE=rule, BLOCK=self.block, WIDE=self.wide, num_warps=self.warps,
+                slot.buffers, slot.status, self.bias, *slot.movement(rule)[:4],
+                self.slices, self.weight, RULE=rule, SHAPE=self.shape, num_warps=self.warps,
             )  # fmt: skip
 
     def run(self, slot: Slot, rule: RuleForm) -> None:
         """All updates of small fields in one launch."""
-        if self.shared:
-            self._run_teams(slot, rule)
-            return
-        binary.binary_run[(self.n_blocks,)](
-            slot.buffers, slot.spins, slot.spins.stride(0), slot.status, self.small, self.bias,
-            *slot.movement(rule), RULE=rule, SIZE=self.largest, K=self.width, HOLD=self.hold,
-            num_warps=self.warps, num_stages=1,
+        if not self.shared:
             # without a limit the compiler may take half the registers there are, and spill
-            maxnreg=65536 // (32 * self.warps) if self.warps > 8 else None,
-        )  # fmt: skip
-
-    def _run_teams(self, slot: Slot, rule: RuleForm) -> None:
-        """All updates of fields that several programs share."""
+            most = 65536 // (32 * self.warps) if self.warps > 8 else None
+            form = binary.SmallForm(self.largest, self.width, self.hold)
+            self._launch(slot, rule, self.small, form, num_warps=self.warps, maxnreg=most)
+            return
         if slot.meeting is None or slot.meeting[1].shape[2] != self.team:
-            fields, device = self.n_blocks, self.tensors.device
-            arrived = torch.zeros(fields, dtype=torch.int32, device=device)
-            shape = (fields, 2, self.team, 2)
+            device, shape = self.tensors.device, (self.n_blocks, 2, self.team, 2)
+            arrived = torch.zeros(self.n_blocks, dtype=torch.int32, device=device)
             slot.meeting = arrived, torch.zeros(shape, dtype=torch.float64, device=device)
-        slot.meeting[0].zero_()
+        arrived, found = slot.meeting
+        arrived.zero_()
+        fields = self.small._replace(arrived=arrived, found=found)
+        form = binary.SmallForm(self.part, self.width, True, self.team)
+        options = {"num_warps": max(1, min(16, self.part // 64))}
         if not interpreted():
-            self._launch_teams(slot, rule, team.TOGETHER, {"launch_cooperative_grid": True})
+            self._launch(slot, rule, fields, form, launch_cooperative_grid=True, **options)
             return
         while not bool((slot.board[:, board.DONE] != 0).all()):  # one program after another
-            self._launch_teams(slot, rule, team.MOVE, {})
-            self._launch_teams(slot, rule, team.DECIDE, {})
+            for phase in (binary.MOVE, binary.DECIDE):
+                self._launch(slot, rule, fields, form._replace(phase=phase), **options)
 
-    def _launch_teams(
-        self, slot: Slot, rule: RuleForm, phase: int, options: dict[str, bool]
-    ) -> None:
-        assert slot.meeting is not None, "made by `_run_teams`"
-        team.team_run[(len(self.whose),)](
-            slot.buffers, slot.stride, slot.spins, slot.spins.stride(0), slot.status,
-            team.Teams(self.whose, self.which, self.members, *slot.meeting), self.small,
-            self.bias, *slot.movement(rule),
-            RULE=rule, MEMBERS=team.Members(self.part, self.width, self.team, phase),
-            num_warps=max(1, min(16, self.part // 64)), num_stages=1, **options,
+    def _launch(
+        self, slot: Slot, rule: RuleForm, fields: binary.SmallFields, form: binary.SmallForm,
+        **options: int | None,
+    ) -> None:  # fmt: skip
+        programs = len(self.whose) if form.team else self.n_blocks
+        binary.binary_run[(programs,)](
+            slot.buffers, slot.spins, slot.status, fields._replace(stride=slot.spins.stride(0)),
+            self.bias, *slot.movement(rule)[:4], RULE=rule, FORM=form, num_stages=1, **options,
         )  # fmt: skip
 
     def product(self, v: Tensor) -> Tensor:
@@ -325,7 +323,6 @@ class BinaryTensors:
                 out += row[before] * padded[before]
             return out
         binary.slice_product[(self.n_blocks,)](
-            v, out, self.slices, self.weight, BLOCK=self.block, WIDE=self.wide,
-            num_warps=self.warps,
+            v, out, self.slices, self.weight, SHAPE=self.shape, num_warps=self.warps,
         )  # fmt: skip
         return out

@@ -290,10 +290,6 @@ class DenseCall:
     Args:
         key: Size, labels, terms and updates.
         points: Of each term, points of an image of this kind.
-
-    Example:
-        >>> call = program_of(key, points)  # doctest: +SKIP
-        >>> found = call.run(energies, [None, image])  # doctest: +SKIP
     """
 
     def __init__(self, key: CallKey, points: Sequence[PixelPoints]) -> None:

@@ -30,27 +30,20 @@ class FramesProgram(BatchProgram):
         lowereds: The fields; those with the same `batch_key` can be together.
         dtype: Type of the state, "float32" or "float64".
         device: A CUDA device.
-
-    Example:
-        >>> program = FramesProgram([f.lower() for f in fields])  # doctest: +SKIP
-        >>> state = program.start([np.full(f.layout.size, 0.5) for f in fields])  # doctest: +SKIP
-        >>> rows = program.advance_each(state, plan, 25, 0.0, True)  # doctest: +SKIP
     """
 
     def __init__(
         self, lowereds: list[Lowered], dtype: str = "float32", device: TorchDevice = None
     ) -> None:
-        super().__init__(lowereds, dtype, device)
         self.layout = lowereds[0].layout
         self.extras = [low.extras[0] for low in lowereds]
-        self.terms = [together(self.extras, self.layout, dtype, self.device)]
-        self.capturable = all(term.capturable for term in self.terms)
+        super().__init__(lowereds, dtype, device, terms=self._together)
         self._warm: set[Hashable] = set()
         self._stale = False
         """Whether the program in float64 still has other frames."""
 
-    def exact_terms(self) -> list[DeviceTerm]:
-        return [together(self.extras, self.layout, "float64", self.device)]
+    def _together(self, dtype: str) -> list[DeviceTerm]:
+        return [together(self.extras, self.layout, dtype, self.device)]
 
     def warm_up(self, plan: Update, state: BatchState, trace: bool) -> None:
         """See `BatchProgram`; once per kind of update."""

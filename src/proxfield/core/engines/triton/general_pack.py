@@ -124,7 +124,7 @@ class Bucket:
             t.ints(start, True), t.ints(length), t.ints(to), t.ints(both), t.floats(weight)
         )
 
-    def _pairs(self, pack: GeneralTensors, blocks: Blocks) -> general.PairTables | None:
+    def _pairs(self, pack: GeneralTensors, blocks: Blocks) -> general.PairSlices | None:
         t, joined = pack.tensors, pack.joined
         start, length, mine, at, room = blocks.slice(pack.pair_here)
         if not len(mine):
@@ -136,11 +136,11 @@ class Bucket:
         if self.own:
             rows = room // blocks.block
             self.value = t.floats(in_reading_order(pack, mine, at, rows, blocks.block))
-        return general.PairTables(
+        return general.PairSlices(
             t.ints(start, True), t.ints(length), t.ints(to), t.ints(many), t.ints(base, True)
         )
 
-    def _larger(self, pack: GeneralTensors, blocks: Blocks) -> general.LargerTables | None:
+    def _larger(self, pack: GeneralTensors, blocks: Blocks) -> general.LargerSlices | None:
         t = pack.tensors
         start, length, mine, at, room = blocks.slice(pack.slot_here)
         if not len(mine):
@@ -154,7 +154,7 @@ class Bucket:
         part[at] = pack.slot_share[mine]
         others[:, at] = pack.slot_others[mine].T
         radix[:, at] = pack.slot_radix[mine].T
-        return general.LargerTables(
+        return general.LargerSlices(
             t.ints(start, True), t.ints(length), t.ints(configs), t.floats(part),
             t.ints(others), t.ints(radix), t.ints(base, True), room,
         )  # fmt: skip
@@ -280,7 +280,7 @@ class GeneralTensors:
         """One update of all fields that aren't done; leaves partial sums."""
         for bucket, first in zip(self.buckets, self.starts[:-1], strict=True):
             general.tile_step[(bucket.n_blocks,)](
-                slot.buffers, slot.stride, slot.status, slot.parts[int(first) :],
+                slot.buffers, slot.status._replace(parts=slot.parts[int(first) :]),
                 bucket.variables, general.UnaryEnergies(self.unary, slot.shift), bucket.couplings,
                 bucket.value, slot.movement(rule),
                 RULE=rule, SHAPE=bucket.shape, num_warps=bucket.warps,
@@ -290,7 +290,7 @@ class GeneralTensors:
         """All updates of small fields in one launch."""
         bucket = self.buckets[0]
         general.tile_run[(len(self.joined.lowereds),)](
-            slot.buffers, slot.stride, slot.status, self.first, self.count, bucket.variables,
+            slot.buffers, slot.status, self.first, self.count, bucket.variables,
             general.UnaryEnergies(self.unary, slot.shift), bucket.couplings, bucket.value,
             slot.movement(rule), RULE=rule, SHAPE=bucket.shape, num_warps=bucket.warps,
         )  # fmt: skip

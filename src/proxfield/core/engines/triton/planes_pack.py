@@ -186,9 +186,10 @@ class PlaneTensors:
         to[at] = self.first_entry(there[mine])
         weight[at] = weights[mine]
         t = tensors
-        self.slots = planes.Slots(t.ints(start), t.ints(length))
         self.to, self.weight = t.ints(to), t.floats(weight)
-        self._group_tables(blocks)
+        self.edges = planes.PlaneEdges(
+            self.n, t.ints(start), t.ints(length), *self._group_tables(blocks)
+        )
         self.shape = planes.Planes(
             self.labels, self.lanes, BLOCK, self.degree, self.groups, self.table_degree, self.dot
         )
@@ -196,8 +197,12 @@ class PlaneTensors:
         zero = np.zeros(1, dtype=np.int64)
         self.first, self.count = t.ints(zero), t.ints(zero + self.n_blocks)
 
-    def _group_tables(self, blocks: Blocks) -> None:
-        """Neighbors by the table that they share; −1 where a variable has fewer of them."""
+    def _group_tables(self, blocks: Blocks) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Neighbors by the table that they share; −1 where a variable has fewer of them.
+
+        Returns:
+            Starts and lengths of the groups in blocks, the tables and their scales.
+        """
         factors = self.joined.lowereds[0].factors
         tables, groups = oriented(factors)
         none = np.zeros(0, dtype=np.int64)
@@ -225,9 +230,6 @@ class PlaneTensors:
         padded = np.zeros((self.groups, self.lanes, self.lanes))
         if self.groups:
             padded[:, : self.labels, : self.labels] = tables
-        self.group_slots = planes.Slots(
-            t.ints(np.concatenate(starts)), t.ints(np.concatenate(lengths))
-        )
         self.group_to = t.ints(np.concatenate(to))
         largest = float(np.abs(padded).max(initial=0.0))
         self.dot = (
@@ -241,7 +243,7 @@ class PlaneTensors:
         else:
             entries, back = t.floats(padded), 1.0
         scales = t.floats(np.array([scale, 1.0 / (scale * back)]))
-        self.tables = planes.SharedTables(entries, scales)
+        return t.ints(np.concatenate(starts)), t.ints(np.concatenate(lengths)), entries, scales
 
     def first_entry(self, variables: Ints) -> Ints:
         """Where the first label of variables is."""
@@ -274,9 +276,8 @@ class PlaneTensors:
         # with shared tables a fifth block fits, a twentieth faster
         few = self.dot and self.groups and rule.kind in NO_MOMENT and not rule.adaptive
         planes.plane_step[(self.n_blocks,)](
-            slot.buffers, slot.stride, self.n, slot.board, slot.parts, self.unary,
-            *slot.movement(rule), self.to, self.weight, self.group_to, self.slots, self.group_slots,
-            self.tables, RULE=rule, P=self.shape,
+            slot.buffers, slot.status, self.unary, *slot.movement(rule)[:2], self.to, self.weight,
+            self.group_to, self.edges, RULE=rule, P=self.shape,
             num_warps=BLOCK // 32, num_stages=1, maxnreg=96 if few else None,
         )  # fmt: skip
 
@@ -289,7 +290,7 @@ class PlaneTensors:
         stored = self.stored(v)
         out = torch.zeros_like(stored)
         planes.plane_product[(self.n_blocks,)](
-            stored, out, self.to, self.weight, self.group_to, self.slots, self.group_slots,
-            self.tables, P=self.shape, num_warps=BLOCK // 32, num_stages=1,
+            stored, out, self.to, self.weight, self.group_to, self.edges, P=self.shape,
+            num_warps=BLOCK // 32, num_stages=1,
         )  # fmt: skip
         return self.listed(out)

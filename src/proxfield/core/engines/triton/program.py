@@ -22,16 +22,15 @@ from proxfield.core.engines.base import Program, Rows, State, Tangent, softmax
 from proxfield.core.engines.numba.terms import on_cpu
 from proxfield.core.engines.numba.visits import VisitingSweeps
 from proxfield.core.engines.plan import Chains, Custom, Explored, Order, Plan
-from proxfield.core.engines.triton.attach import attach
 from proxfield.core.engines.triton.batch import BatchProgram
+from proxfield.core.engines.triton.binary_pack import BinaryTensors
 from proxfield.core.engines.triton.device_pack import from_numpy
 from proxfield.core.engines.triton.state import BatchState, default_device
 from proxfield.core.filters.triton.plans import DeviceFilter
 from proxfield.core.lowering.lowered import Lowered
-from proxfield.core.terms.base import Floats, Ints, Term
+from proxfield.core.terms.base import Floats, Ints
 
 if TYPE_CHECKING:
-    from proxfield.core.engines.triton.products import DeviceProducts
     from proxfield.core.engines.triton.sweeps.sweeps import Sweeper
     from proxfield.core.engines.triton.terms.base import DeviceTerm
 
@@ -60,25 +59,6 @@ def numbers_in(thing: object) -> tuple[tuple[str, Hashable], ...]:
     )
 
 
-class GpuBatch(BatchProgram):
-    """A batch of one field, with its own terms in float64 when F is wanted."""
-
-    extras: tuple[Term, ...] = ()
-
-    def exact_terms(self) -> list[DeviceTerm]:
-        return terms_on(self.extras, self.joined.lowereds[0], "float64", self.device)
-
-
-def terms_on(
-    extras: tuple[Term, ...], lowered: Lowered, dtype: str, device: TorchDevice
-) -> list[DeviceTerm]:
-    """Terms that can't be lowered, as what the device iterates on."""
-    if not extras:
-        return []
-    on_device = import_module("proxfield.core.engines.triton.terms.base").on_device
-    return [on_device(term, lowered.layout, dtype, device) for term in extras]
-
-
 class GpuProgram(Program):
     """See `Program`. The state lives on the device; F as reported is computed in float64.
 
@@ -87,11 +67,6 @@ class GpuProgram(Program):
         dtype: "float32" or "float64".
         device: A CUDA device.
         form: How couplings are stored, for tests; see the packs.
-
-    Example:
-        >>> program = GpuProgram(field.lower())  # doctest: +SKIP
-        >>> state = program.start(np.full(field.layout.size, 0.5))  # doctest: +SKIP
-        >>> program.advance(state, plan, 100, 1e-3, True).free_energy  # doctest: +SKIP
     """
 
     sums_in_double = True
@@ -104,15 +79,21 @@ class GpuProgram(Program):
         form: str | None = None,
     ) -> None:
         self.device = default_device(device)
-        lowered = attach(lowered, dtype, self.device)
+        if lowered.extras:  # modules for terms are imported where there are any
+            gaussian = import_module("proxfield.core.engines.triton.terms.gaussian")
+            lowered = gaussian.attach(lowered, dtype, self.device)
         self.lowered = lowered
         self.layout = lowered.layout
         self.dtype = np.dtype(dtype)
-        self.batch = GpuBatch([lowered], dtype, self.device, form)
-        self.batch.extras = lowered.extras
-        self.batch.terms = terms_on(lowered.extras, lowered, dtype, self.device)
+        self.batch = BatchProgram([lowered], dtype, self.device, form, self._terms)
         self._flat_step = True
-        self.batch.capturable = all(getattr(t, "capturable", False) for t in self.batch.terms)
+
+    def _terms(self, dtype: str) -> list[DeviceTerm]:
+        """Terms that aren't lowered, on the device."""
+        if not self.lowered.extras:
+            return []
+        on_device = import_module("proxfield.core.engines.triton.terms.base").on_device
+        return [on_device(t, self.layout, dtype, self.device) for t in self.lowered.extras]
 
     @property
     def parallel(self) -> bool:
@@ -158,14 +139,9 @@ class GpuProgram(Program):
     def marginals(self, state: State) -> NDArray[np.float64]:
         return self.batch.marginals_each(state.arrays)[0]
 
-    _located: tuple[Ints, Tensor] | None = None
-    """The last argument of `marginals_at`, and the same on the device."""
-
     def marginals_at(self, state: State, entries: Ints) -> NDArray[np.float64]:
-        if self._located is None or self._located[0] is not entries:
-            self._located = entries, from_numpy(np.ascontiguousarray(entries)).to(self.device)
         q = self.batch.tensor(state.arrays, torch.float64)
-        return np.asarray(q[self._located[1]].cpu().numpy())
+        return np.asarray(q[from_numpy(entries).to(self.device)].cpu().numpy())
 
     def set_unary(self, energies: Array, at: Ints | None = None) -> None:
         """As in `Program`, without packing the rest again; ``lowered`` keeps those it came with.
@@ -176,10 +152,10 @@ class GpuProgram(Program):
         """
         new = energies
         if isinstance(energies, np.ndarray):
-            new = from_numpy(np.ascontiguousarray(energies))
+            new = from_numpy(energies)
         if at is not None:
             every = self.batch.unary.clone()
-            every[from_numpy(np.ascontiguousarray(at)).to(every.device)] = new.to(every)
+            every[from_numpy(at).to(every.device)] = new.to(every)
             new = every
         self.batch.set_unary(new)
         if "_sweeper" in self.__dict__:
@@ -192,18 +168,14 @@ class GpuProgram(Program):
             return Rows(np.zeros(0), np.zeros(0))
         s: BatchState = state.arrays
         s.known = None
-        if not self.layout.n_vars:
-            return self._still()
+        if not self.layout.n_vars:  # such a field is where it ends
+            return Rows(np.array([self.lowered.constant]), np.zeros(1), 0.0)
         if isinstance(plan, Order):
             return self._sweep(s, plan, n, tol)
         s.extra.clear()
         if isinstance(plan, Custom):
             return self._custom(state, plan, n, tol)
         return self.batch.advance_each(s, plan, n, tol, trace)[0]
-
-    def _still(self) -> Rows:
-        """A field without variables is where it ends."""
-        return Rows(np.array([self.lowered.constant]), np.zeros(1), 0.0)
 
     def _custom(self, state: State, plan: Custom, n: int, tol: float) -> Rows:
         s: BatchState = state.arrays
@@ -213,7 +185,7 @@ class GpuProgram(Program):
             f, g = self.batch.look(q)
             energies.append(np.inf if s.pending[0] else float(f[0]))
             old = self.marginals(state)
-            theta = self._theta(old)
+            theta = -np.log(np.maximum(old, 1e-30))
             new = plan.function(theta, old, g.cpu().numpy(), state.memory)
             after = softmax(self.layout.owner, self.layout.offsets, np.asarray(new, np.float64))
             s.pending[:] = False
@@ -229,9 +201,6 @@ class GpuProgram(Program):
                 break
         return Rows(np.array(energies), np.array(changes), period2)
 
-    def _theta(self, q: Floats) -> NDArray[np.float64]:
-        return np.asarray(-np.log(np.maximum(q, 1e-30)))
-
     # ---- one variable after another ----
 
     @cached_property
@@ -243,51 +212,47 @@ class GpuProgram(Program):
 
     def _sweep(self, s: BatchState, plan: Order, n: int, tol: float) -> Rows:
         self.need_visits(plan)
-        if self.lowered.extras:
-            return self._sweep_on_host(s, plan, n, tol)
-        if "q" not in s.extra:
-            q = torch.as_tensor(self.batch.marginals_each(s)[0]).to(self.device)
-            s.extra["f"] = float(self.batch.free_energy_each(s)[0])
-            s.extra["q"] = q.to(self.batch.tensors.dtype)
-            s.extra["theta"] = -torch.log(q.clamp(min=1e-30)).to(self.batch.tensors.dtype)
-        q, theta, f = s.extra["q"], s.extra["theta"], s.extra["f"]
+        visit = self._visit_on_host if self.lowered.extras else self._visit
         energies, changes = [], []
         for _ in range(n):
             order = plan.variables
             if plan.shuffle is not None:
                 order = plan.shuffle.permutation(order)
+            f, change = visit(s, plan, order)
             energies.append(f)
-            delta, change = self._sweeper.sweep(
-                q, theta, order, plan.starts, plan.inverse_temperature
-            )
-            f = f + float(delta)
-            changes.append(float(change))
-            if s.pending[0]:  # F exists from the first sweep on
-                s.pending[:] = False
-                f = float(self.batch.look(self._normalized(q))[0][0])
-            if not changes[-1] > tol:
+            changes.append(change)
+            s.pending[:] = False  # F exists from the first sweep on
+            if not change > tol:
                 break
-        s.extra["f"] = f
-        self.batch.set_marginals(s, self._normalized(q))
+        if "q" in s.extra:
+            self.batch.set_marginals(s, self._normalized(s.extra["q"]))
         return Rows(np.array(energies), np.array(changes))
 
-    def _sweep_on_host(self, s: BatchState, plan: Order, n: int, tol: float) -> Rows:
-        """Terms that are visited one variable at a time have no kernel for that here."""
-        energies, changes = [], []
-        for _ in range(n):
-            energies.append(float(self.batch.free_energy_each(s)[0]))
-            q = self.batch.marginals_each(s)[0]
-            old = q.copy()
-            order = plan.variables
-            if plan.shuffle is not None:
-                order = plan.shuffle.permutation(order)
-            self._visiting.sweep(q, order, plan.inverse_temperature)
-            s.pending[:] = False
-            self.batch.set_marginals(s, torch.as_tensor(q).to(self.device))
-            changes.append(float(np.abs(q - old).max(initial=0.0)))
-            if not changes[-1] > tol:
-                break
-        return Rows(np.array(energies), np.array(changes))
+    def _visit(self, s: BatchState, plan: Order, order: Array) -> tuple[float, float]:
+        """One sweep; F before it and the largest change."""
+        held = s.extra
+        if "q" not in held:
+            q = torch.as_tensor(self.batch.marginals_each(s)[0]).to(self.device)
+            held["f"] = float(self.batch.free_energy_each(s)[0])
+            held["q"] = q.to(self.batch.tensors.dtype)
+            held["theta"] = -torch.log(q.clamp(min=1e-30)).to(self.batch.tensors.dtype)
+        before = held["f"]
+        delta, change = self._sweeper.sweep(
+            held["q"], held["theta"], order, plan.starts, plan.inverse_temperature
+        )
+        held["f"] = before + float(delta)
+        if s.pending[0]:
+            held["f"] = float(self.batch.look(self._normalized(held["q"]))[0][0])
+        return before, float(change)
+
+    def _visit_on_host(self, s: BatchState, plan: Order, order: Array) -> tuple[float, float]:
+        """`_visit` where terms have no kernel that visits one variable."""
+        before = float(self.batch.free_energy_each(s)[0])
+        q = self.batch.marginals_each(s)[0]
+        old = q.copy()
+        self._visiting.sweep(q, order, plan.inverse_temperature)
+        self.batch.set_marginals(s, torch.as_tensor(q).to(self.device))
+        return before, float(np.abs(q - old).max(initial=0.0))
 
     @cached_property
     def _visiting(self) -> VisitingSweeps:
@@ -341,9 +306,7 @@ class GpuProgram(Program):
 
     def products(self) -> DeviceProducts:
         """P H P of the pairwise energies, on the device."""
-        module = import_module("proxfield.core.engines.triton.products")
-        products: DeviceProducts = module.DeviceProducts(self.batch)
-        return products
+        return DeviceProducts(self.batch)
 
     def free_energy(self, state: State) -> float:
         if not self.layout.n_vars:
@@ -356,3 +319,63 @@ class GpuProgram(Program):
     def gradient(self, q: Floats) -> NDArray[np.float64]:
         values = from_numpy(np.asarray(q, dtype=np.float64)).to(self.device)
         return np.asarray(self.batch.look(values)[1].cpu().numpy())
+
+
+class DeviceProducts:
+    """P H P of a field's pairwise energies, and the vectors that it is multiplied with.
+
+    Binary fields have one entry per variable: the block J·[[1, −1], [−1, 1]] has the one
+    eigenvector (1, −1)/√2, with 2J.
+
+    Args:
+        batch: A program of one field.
+    """
+
+    columns = 1 << 22
+    """Entries of a basis that are combined at a time."""
+
+    def __init__(self, batch: BatchProgram) -> None:
+        self.batch = batch.exact
+        self.device = batch.device
+        self.size = batch.joined.n if batch.binary else batch.joined.size
+        first = self.zeros(2, 2)
+        _ = first @ first[0]  # loads the library for that, before anything is timed
+
+    # ---- vectors ----
+
+    def zeros(self, *shape: int) -> Tensor:
+        """As `numpy.zeros`, on the device."""
+        return torch.zeros(shape, dtype=torch.float64, device=self.device)
+
+    def put(self, values: Floats) -> Tensor:
+        """An array of the host on the device."""
+        return from_numpy(np.asarray(values, dtype=np.float64)).to(self.device)
+
+    def get(self, values: Tensor) -> NDArray[np.float64]:
+        """A vector as an array of the host."""
+        return np.asarray(values.cpu().numpy())
+
+    def length(self, vector: Tensor) -> float:
+        """The Euclidean length; squares of large entries don't overflow in it."""
+        most = float(vector.abs().max())
+        if not 0.0 < most < np.inf:
+            return most
+        return most * float(torch.linalg.vector_norm(vector / most))
+
+    # ---- the operator ----
+
+    def apply(self, v: Tensor) -> Tensor:
+        """P H P v.  # (size,)"""
+        pack = self.batch.pack
+        if isinstance(pack, BinaryTensors):
+            return -0.5 * pack.product(v)  # −W is what is stored
+        return self._center(pack.product(self._center(v)))
+
+    def _center(self, v: Tensor) -> Tensor:
+        """Minus the mean over each variable's labels."""
+        natural, common = self.batch.natural, self.batch.joined.common
+        total = natural.sums(v, empty=0.0)
+        if common:
+            return v - total / common
+        counts = torch.repeat_interleave(natural.counts, natural.counts, output_size=len(v))
+        return v - total / counts

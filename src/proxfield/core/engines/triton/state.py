@@ -13,7 +13,7 @@ from proxfield.core.devices.cuda import find_device, torch
 from proxfield.core.devices.tensors import CudaGraph, Tensor, TorchDevice
 from proxfield.core.engines.plan import Kind, Update
 from proxfield.core.engines.triton.device_pack import Joined
-from proxfield.core.engines.triton.update import arithmetic, kinds
+from proxfield.core.engines.triton.update import kinds
 from proxfield.core.engines.triton.update.board import FieldStatus
 from proxfield.core.engines.triton.update.kinds import Movement, RuleForm
 
@@ -105,14 +105,15 @@ class Slot:
     shift: Tensor | None = None
     q: Tensor | None = None
     meeting: tuple[Tensor, Tensor] | None = None
-    """Where programs that share a field wait and add up; see `team`."""
+    """Where programs that share a field wait and add up; see `binary.SmallFields`."""
     plan: Update | None = None  # whose numbers are in ``parameters``, ``step`` and ``safe``
     flat: bool = True  # has it one step for all variables?
 
     def __post_init__(self) -> None:
         self.status = FieldStatus(
-            self.board, self.numbers, self.out[0], self.out[1], self.out.shape[2]
-        )
+            self.board, self.numbers, self.out[0], self.out[1], self.out.shape[2], self.parts,
+            self.step, self.safe, self.parameters, self.stride,
+        )  # fmt: skip
 
     def movement(self, rule: RuleForm) -> Movement:
         """What a rule moves with; moments that it doesn't keep are left out."""
@@ -159,7 +160,7 @@ class Natural:
         if self.binary:
             pairs = q.reshape(-1, 2).clamp(min=1e-30).log()
             return 0.5 * (pairs[:, 0] - pairs[:, 1])
-        return torch.where(q > 0, -q.clamp(min=1e-300).log(), arithmetic.START_ZERO)
+        return torch.where(q > 0, -q.clamp(min=1e-300).log(), kinds.START_ZERO)
 
     def marginals(self, value: Tensor) -> Tensor:
         """Normalized marginals of natural parameters.  # (size,)"""

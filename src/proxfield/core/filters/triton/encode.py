@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
 """Points as rows of float16 numbers whose products are exponents.
 
 With xₕ the point rounded to a grid and xₗ the rest, −½‖x − y‖² is
@@ -11,9 +12,10 @@ large but multiples of one small number, so they cancel without error; the secon
 
 from __future__ import annotations
 
-from proxfield.core.devices.cuda import torch
+from typing import NamedTuple
+
+from proxfield.core.devices.cuda import constexpr, jit, tl, torch
 from proxfield.core.devices.tensors import Tensor
-from proxfield.core.filters.triton.order_kernels import encode_points
 
 BITS = 11
 """Of a float16's significand."""
@@ -51,64 +53,90 @@ def slots(d: int, largest: float) -> tuple[int, int, int]:
     return total, first, min(d, total - first - 2 * d - 4)
 
 
-def _pieces(value: Tensor, count: int) -> list[Tensor]:
-    """A number as a sum of float16 numbers, the largest first."""
-    out = []
-    for _ in range(count):
-        piece = value.to(torch.float16).to(value.dtype)
-        out.append(piece)
-        value = value - piece
-    return out
+class EncodeShape(NamedTuple):
+    """What `encode_points` is compiled for."""
+
+    dimensions: int
+    slots: int
+    first: int  # values of the first bracket
+    cross: int  # terms kept of xₗ·yₗ
+    bias: int
+    half: float  # what is added to what the second bracket gives
+    root: float  # what both sides are scaled by
+    rows: int  # points of a program
 
 
-def encode(points: Tensor, bias: float) -> tuple[Tensor, Tensor]:
-    """Rows left_i and right_j with left_i · right_j = bias − ½‖x_i − x_j‖²; the plain way.
+@jit
+def put_float16(left, right, row, slot: constexpr, a, b, K: constexpr, inside):
+    """One number of each point's rows."""
+    tl.store(left + row * K + slot, a.to(tl.float16), mask=inside)
+    tl.store(right + row * K + slot, b.to(tl.float16), mask=inside)
 
-    Args:
-        points: With no coordinate over ``MAX_COORDINATE`` in size.  # (n, d) float64
-        bias: A small whole number.
 
-    Returns:
-        Both.  # 2 × (n, slots) float16
+@jit
+def as_float16(value):
+    """Rounded to float16."""
+    return value.to(tl.float32).to(tl.float16).to(tl.float64)
+
+
+@jit
+def encode_points(
+    points, order, column, left, right, n, padded, rows, step, unit, SHAPE: constexpr
+):
+    """Rows of points in order (see `encode_in_order`), and zeros for rows from ``padded`` on.
+
+    ``step`` and ``unit`` are powers of two, so nothing is lost where they are float32.
     """
-    n, d = points.shape
-    largest = float(points.abs().max()) if n else 0.0
-    total, first, cross = slots(d, largest)
-    points = points[:, points.abs().amax(0).argsort(descending=True)]
-    step, unit = grids(d, largest)
-    high = torch.round(points / step) * step
-    low = (points - high).to(torch.float16).to(points.dtype)
-    half = -0.5 * (high * high).sum(1)
-    rest = -(high * low).sum(1) - 0.5 * (low * low).sum(1)
-    one = torch.ones_like(half)
-    left = torch.zeros((n, total), dtype=torch.float16, device=points.device)
-    right = torch.zeros_like(left)
-
-    def put(at: int, a: list[Tensor], b: list[Tensor]) -> None:
-        for k, (x, y) in enumerate(zip(a, b, strict=True)):
-            left[:, at + k] = x
-            right[:, at + k] = y
-
-    def halves(value: Tensor) -> list[Tensor]:
-        big = (value / unit).to(torch.float16).to(value.dtype)
-        return [big, *_pieces(value - big * unit, 2)]
-
-    put(0, [*high.T], [*high.T])
-    put(d, [*halves(half + bias), unit * one, one, one], [unit * one, one, one, *halves(half)])
-    put(first, [*high.T, *low.T], [*low.T, *high.T])
-    parts = _pieces(rest, 2)
-    put(first + 2 * d, [*parts, one, one], [one, one, *parts])
-    put(first + 2 * d + 4, [*low.T[:cross]], [*low.T[:cross]])
-    return left, right
+    D: constexpr = SHAPE.dimensions
+    K: constexpr = SHAPE.slots
+    FIRST: constexpr = SHAPE.first
+    ROOT: constexpr = SHAPE.root
+    ROWS: constexpr = SHAPE.rows
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    inside = row < rows
+    real = row < padded
+    at = tl.minimum(tl.load(order + row, mask=real, other=0), n - 1)
+    half = tl.zeros((ROWS,), tl.float64)
+    rest = tl.zeros((ROWS,), tl.float64)
+    for k in tl.static_range(D):
+        x = tl.load(points + at * D + tl.load(column + k), mask=real, other=0.0)
+        high = tl.floor(x / step + 0.5) * step
+        low = as_float16(x - high)
+        half -= 0.5 * high * high
+        rest -= high * low + 0.5 * low * low
+        high *= ROOT
+        low *= ROOT
+        put_float16(left, right, row, k, high, high, K, inside)
+        put_float16(left, right, row, FIRST + k, high, low, K, inside)
+        put_float16(left, right, row, FIRST + D + k, low, high, K, inside)
+        if k < SHAPE.cross:
+            put_float16(left, right, row, FIRST + 2 * D + 4 + k, low, low, K, inside)
+    one = tl.full((ROWS,), 1.0, tl.float64)
+    a = half + SHAPE.bias
+    for k in tl.static_range(3):
+        scale = one * unit if k == 0 else one
+        p, q = as_float16(a / scale), as_float16(half / scale)
+        put_float16(left, right, row, D + k, p, scale * (ROOT * ROOT), K, inside)
+        put_float16(left, right, row, D + 3 + k, scale * (ROOT * ROOT), q, K, inside)
+        a -= p * scale
+        half -= q * scale
+    b = rest + SHAPE.half
+    one *= ROOT * ROOT
+    for k in tl.static_range(2):
+        p, q = as_float16(b), as_float16(rest)
+        put_float16(left, right, row, FIRST + 2 * D + k, p, one, K, inside)
+        put_float16(left, right, row, FIRST + 2 * D + 2 + k, one, q, K, inside)
+        b -= p
+        rest -= q
 
 
 def encode_in_order(
     points: Tensor, order: Tensor, more: int, extents: list[float], bias: int, scaled: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """The same of points in an order, by one kernel.
+    """Rows left_i and right_j with left_i · right_j = bias − ½‖x_i − x_j‖², in an order.
 
     Args:
-        points: # (n, d) float64
+        points: With no coordinate over ``MAX_COORDINATE`` in size.  # (n, d) float64
         order: Numbers of points; n or more stands for the last one.  # (padded,)
         more: Rows after these, for points at 0.
         extents: Largest size of each coordinate.  # (d,)
@@ -130,7 +158,7 @@ def encode_in_order(
     root, extra, half = (ROOT, int(ORIGIN) // 1024, 0.5 / 1024) if scaled else (1.0, 0, 0.0)
     encode_points[(-(-rows // 128),)](
         points, order, column, left, right, n, len(order), rows, step, unit,
-        BIAS=bias + extra, HALF=half, ROOT=root, D=d, K=total, FIRST=first, CROSS=cross, ROWS=128,
+        SHAPE=EncodeShape(d, total, first, cross, bias + extra, half, root, 128),
     )  # fmt: skip
     return left, right
 

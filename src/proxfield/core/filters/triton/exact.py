@@ -19,8 +19,6 @@ BIAS = 12
 """Weights are held times 2^12, so that the smallest that count are normal float16 numbers."""
 PEAK = 14
 """Values are held with their largest below 2^14, for the same reason."""
-POLYNOMIALS = 1
-"""Of eight exponentials, those computed off the units for them, where products aren't scaled."""
 EXPONENTIALS = 2
 """Of four pairs of near weights, those computed by the units for exponentials."""
 DROPPED_SHARE = 1e-4
@@ -114,10 +112,6 @@ class ExactPlan(Plan):
             number of columns, and any distances.  # (n, d)
         tolerance: Pairs with a smaller weight may be left out in any case.
         tiles: How the work is cut.
-
-    Example:
-        >>> plan = ExactPlan(features)  # doctest: +SKIP
-        >>> plan.apply(values)  # doctest: +SKIP
     """
 
     name = "exact"
@@ -190,7 +184,7 @@ class ExactPlan(Plan):
 
     def _encode_blocks(self, points: Tensor, extents: list[float]) -> Tensor:
         """Centers of blocks, which stand for far ones; their spreads.  # (blocks,)"""
-        centers, spread, _ = order.moments(points, self.tiles.block)
+        centers, spread, *_ = order.moments(points, self.tiles.block)
         # what the mean of 2^(−½ distance²) over a block's points is, relative to its center's
         log2 = math.log(2.0)
         second = 0.5 * log2 * (log2 * FAR_SQUARE / self.d - 1.0)
@@ -244,7 +238,7 @@ class ExactPlan(Plan):
     def assembly(self, far: bool = False) -> str:
         """How `kernels.weights_of` makes weights of this plan's products."""
         if not self.scaled:
-            return "" if interpreted() or far else kernels.exp2_assembly(POLYNOMIALS)
+            return ""
         if interpreted():
             return "far" if far else "near"
         return kernels.bits_assembly(0 if far else EXPONENTIALS, not far)

@@ -99,12 +99,6 @@ class LatticePlan(Plan):
         room: Number of vertices to make arrays for, by default as many as there are. With it
             nothing waits for the device, so that a CUDA graph can hold the plan and all that
             follows; `needed` says afterwards whether it was enough.
-
-    Example:
-        >>> plan = LatticePlan(tensor([[0.0], [0.1], [50.0]]))  # doctest: +SKIP
-        >>> seen = plan.apply(tensor([[1.0], [0.0], [0.0]]))  # doctest: +SKIP
-        >>> bool(seen[1] > 0.9), float(seen[2])  # doctest: +SKIP
-        (True, 0.0)
     """
 
     name = "lattice"

@@ -66,11 +66,6 @@ class SegmentSum:
         index: Row of each entry; the entry's own number by default.  # (entries,) int32
         weight: Weight of each entry; 1 by default.  # (entries,)
         fixed: Never wait for the device: room for as many pieces as there may be.
-
-    Example:
-        >>> total = SegmentSum(tensor([0, 2]), tensor([2, 1]))  # doctest: +SKIP
-        >>> total(tensor([[1.0], [2.0], [4.0]])).tolist()  # doctest: +SKIP
-        [[3.0], [4.0]]
     """
 
     def __init__(

@@ -1,29 +1,52 @@
 """Cooling chains on a GPU, all at once: a program for each block of variables of each chain.
 
 The same chains as `proxfield.core.engines.numba.chains`. Chains that visit single variables do so
-color by color instead of in the order of their numbers; those that move by forests (`forests`) do
-the same as in every engine. A chain's random number for a variable and a sweep is the same in
+color by color instead of in the order of their numbers; those that move by forests do the same as
+in every engine. A chain's random number for a variable and a sweep is the same in
 all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.core.compiled.graphs import tree_levels
 from proxfield.core.devices.cuda import torch
 from proxfield.core.devices.tensors import Tensor
+from proxfield.core.engines.numba.general_chains import pack_general_forests
+from proxfield.core.engines.numba.pack import pack_general
 from proxfield.core.engines.plan import Chains, Explored
+from proxfield.core.engines.reference_chains import usable_in_forests
+from proxfield.core.engines.triton.sweeps.forest_kernels import (
+    ForestArrays,
+    ForestRoom,
+    ForestSchedule,
+    Levels,
+    forest_chains,
+)
 from proxfield.core.engines.triton.sweeps.sweep_kernels import Luck, VisitKind, begin
-from proxfield.core.engines.triton.sweeps.sweeps import CHECK_EVERY, THREADS, Sweeper, VisitOrder
+from proxfield.core.engines.triton.sweeps.sweeps import (
+    CHECK_EVERY,
+    THREADS,
+    Sweeper,
+    VisitOrder,
+    grouped,
+    level_of,
+)
+from proxfield.core.lowering.forests import FORESTS, graph_of, make_forests
+from proxfield.core.terms.base import Floats, Ints
 
 MAX_CHAINS = 32_768
 """Chains in one launch; CUDA's grids end at 65,535."""
 RECORD_FROM = 4_000
 """Launches from which recording a sweep once and replaying it pays."""
+FOREST_THREADS = 256
+"""Threads of a program that moves one chain by forests."""
 
 
 def explore(sweeper: Sweeper, chains: Chains, order: VisitOrder | None = None) -> Explored:
@@ -39,24 +62,15 @@ def explore(sweeper: Sweeper, chains: Chains, order: VisitOrder | None = None) -
 
     Returns:
         Marginals, their F (evaluated anew, in float64) and sweeps.
-
-    Example:
-        >>> explore(sweeper, Chains.make(starts, hot=4.0, sweeps=50, drawn=True))  # doctest: +SKIP
     """
     visits = sweeper.colors if order is None else order
-    ends = [
-        _explore(sweeper, _some(chains, slice(k, k + MAX_CHAINS)), visits)
-        for k in range(0, max(1, len(chains.hot)), MAX_CHAINS)
-    ]
+    arrays = [f.name for f in fields(Chains) if isinstance(getattr(chains, f.name), np.ndarray)]
+    ends = []
+    for k in range(0, max(1, len(chains.hot)), MAX_CHAINS):
+        some = {name: getattr(chains, name)[k : k + MAX_CHAINS] for name in arrays}
+        ends.append(_explore(sweeper, replace(chains, **some), visits))
     q, f, sweeps = (np.concatenate(parts) for parts in zip(*ends, strict=True))
     return Explored(q, f, sweeps)
-
-
-def _some(chains: Chains, at: slice) -> Chains:
-    return Chains(
-        chains.starts[at], chains.hot[at], chains.sweeps[at], chains.seeds[at], chains.drawn[at],
-        chains.cold[at], chains.forests[at], chains.polish, chains.tol, chains.metropolis,
-    )  # fmt: skip
 
 
 def _explore(
@@ -77,12 +91,12 @@ def _explore(
         _begin(sweeper, q, luck)
         by_forests = chains.drawn & chains.forests
         if by_forests.any():
-            which = np.flatnonzero(by_forests)
             betas = torch.tensor(inverse_temperatures(chains), device=sweeper.device)
             assert luck is not None, "some are drawn"
-            sweeper.forests.run(q, which, betas, chains.sweeps, luck.seeds)
+            sweeper.forests.run(q, np.flatnonzero(by_forests), betas, chains.sweeps, luck.seeds)
         if not by_forests.all():
-            _cool(sweeper, q, resting(chains, by_forests), visits, luck)
+            others = replace(chains, sweeps=np.where(by_forests, 0, chains.sweeps))
+            _cool(sweeper, q, others, visits, luck)
         _polish(sweeper, q, chains, visits, polished)
     f = sweeper.free_energy(q)
     return (
@@ -90,11 +104,6 @@ def _explore(
         f.cpu().numpy(),
         chains.sweeps + polished.cpu().numpy(),
     )
-
-
-def resting(chains: Chains, which: NDArray[np.bool_]) -> Chains:
-    """The chains, some of them without sweeps that cool."""
-    return replace(chains, sweeps=np.where(which, 0, chains.sweeps))
 
 
 def _begin(sweeper: Sweeper, q: Tensor, luck: Luck | None) -> None:
@@ -134,13 +143,12 @@ def _cool(
     """All sweeps that cool, without a look back."""
     schedule = inverse_temperatures(chains)
     betas = torch.tensor(schedule, device=sweeper.device)
-    clock = torch.zeros(1, dtype=torch.int64, device=sweeper.device)
-    parts = sweeper.room(visits, len(q))
+    turns = sweeper.turns(visits, betas, luck=luck)
     moving = VisitKind(draw=luck is not None, metropolis=chains.metropolis)
 
     def step() -> None:
-        sweeper.visit(q, visits, betas, clock, parts, luck=luck, moving=moving)
-        clock.add_(1)
+        sweeper.visit(q, visits, turns, moving)
+        turns.clock.add_(1)
 
     repeat(step, len(schedule), len(visits.parts), sweeper)
 
@@ -150,13 +158,12 @@ def _polish(
 ) -> None:
     """Sweeps at temperature 1 until each chain has settled; counts them."""
     betas = torch.ones((1, len(q)), dtype=torch.float64, device=sweeper.device)
-    clock = torch.zeros(1, dtype=torch.int64, device=sweeper.device)
-    parts = sweeper.room(visits, len(q))
+    turns = sweeper.turns(visits, betas)
 
     def step() -> None:
-        sweeper.visit(q, visits, betas, clock, parts)
+        sweeper.visit(q, visits, turns, VisitKind())
         polished.add_((betas[0] > 0).to(torch.int64))
-        betas.mul_(parts[..., 1].amax(1) > chains.tol)  # those that have settled rest
+        betas.mul_(turns.parts[..., 1].amax(1) > chains.tol)  # those that have settled rest
 
     for first in range(0, chains.polish, CHECK_EVERY):
         repeat(step, min(CHECK_EVERY, chains.polish - first), len(visits.parts), sweeper)
@@ -184,3 +191,101 @@ def repeat(step: Callable[[], None], times: int, launches: int, sweeper: Sweeper
             for _ in range(times - 1):
                 graph.replay()
             torch.cuda.current_stream().synchronize()  # before the graph is gone
+
+
+class DeviceForests:
+    """The forests of a sweeper's field, and chains that move by them."""
+
+    def __init__(self, sweeper: Sweeper) -> None:
+        self.sweeper = sweeper
+        lowered, n = sweeper.lowered, sweeper.n
+        graph = graph_of(lowered)
+        pack, _ = pack_general(lowered, np.dtype(np.float64))
+        made = pack_general_forests(pack, make_forests(graph, usable_in_forests(lowered), FORESTS))
+        self.count = len(made.start) - 1
+        parent = np.full(len(made.node), -1, dtype=np.int64)
+        height, depth = np.zeros_like(parent), np.zeros_like(parent)
+        room = np.zeros(n, dtype=np.int64)
+        for a, b in pairwise(made.start.tolist()):
+            tree_levels(made.node[a:b], made.above[a:b], room, parent[a:b], height[a:b], depth[a:b])
+            parent[a:b] += np.where(parent[a:b] >= 0, a, 0)
+        kids = np.flatnonzero(parent >= 0)
+        child = kids[np.argsort(parent[kids], kind="stable")]
+        child_row = np.searchsorted(parent[child], np.arange(len(parent) + 1))
+        # messages of each forest one after another, with as many numbers as the parent has labels
+        cards = sweeper.layout.cardinalities
+        width = np.where(parent >= 0, cards[made.node[np.maximum(parent, 0)]], 0)
+        ends = np.concatenate([[0], np.cumsum(width)])
+        message_row = ends[:-1] - np.repeat(ends[made.start[:-1]], np.diff(made.start))
+        self.longest = max(1, int(np.diff(ends[made.start]).max(initial=1)))
+        rest = made.rest.astype(np.int64)
+        row, column = sweeper._neighbors
+        level = level_of(row, column, rest)[rest]
+        ordered, rest_start = grouped(np.arange(len(rest)), level, np.zeros(len(rest), np.int64))
+        levels = np.array(len(rest_start) - 1 if len(rest) else 0)
+        ints = self._ints
+        self.forests = ForestArrays(
+            ints(made.start), ints(made.node), ints(parent), self._floats(made.agree),
+            ints(made.table_row), ints(made.table_start), ints(child_row), ints(child),
+            ints(message_row), Levels(*map(ints, by_level(made.start, height))),
+            Levels(*map(ints, by_level(made.start, depth))),
+            ints(rest[ordered]), ints(ordered), ints(rest_start), ints(levels),
+        )  # fmt: skip
+
+    def _ints(self, values: Ints | NDArray[np.int32]) -> Tensor:
+        values = values if values.size else np.zeros(1, dtype=np.int64)
+        return torch.tensor(values, dtype=self.sweeper.index, device=self.sweeper.device)
+
+    def _floats(self, values: Floats) -> Tensor:
+        values = values if values.size else np.zeros(1)
+        return torch.tensor(values, dtype=torch.float64, device=self.sweeper.device)
+
+    def run(self, q: Tensor, which: Ints, betas: Tensor, sweeps: Ints, seeds: Tensor) -> None:
+        """All sweeps of some chains, which then have other labels.
+
+        Args:
+            q: Labellings as marginals, changed in place.  # (chains, size)
+            which: Chains to move.
+            betas: Inverse temperatures.  # (times, chains)
+            sweeps: Number of sweeps of each chain.  # (chains,)
+            seeds: int64 with the bits of a uint64.  # (chains,)
+        """
+        s = self.sweeper
+        room = torch.zeros((len(which), s.size), dtype=torch.float64, device=s.device)
+        messages = torch.zeros((len(which), self.longest), dtype=torch.float64, device=s.device)
+        labels = torch.zeros((len(which), s.n), dtype=torch.int32, device=s.device)
+        chosen = torch.tensor(which, dtype=torch.int64, device=s.device)
+        lengths = torch.tensor(sweeps, dtype=torch.int64, device=s.device)
+        schedule = ForestSchedule(chosen, betas, lengths, seeds)
+        block = max(s.working.block, FOREST_THREADS // s.working.labels)
+        with s.here():
+            forest_chains[(len(which),)](
+                q, ForestRoom(room, messages, labels), schedule, betas.shape[1], s.n, s.size,
+                self.longest, self.count, self.forests, s.energies,
+                WORKING=s.working._replace(block=block),
+                num_warps=FOREST_THREADS // 32, num_stages=1,
+            )  # fmt: skip
+
+
+def by_level(start: Ints, level: Ints) -> tuple[Ints, Ints, Ints]:
+    """Places of several forests, level by level.
+
+    Args:
+        start: First place of each forest.  # (forests + 1,)
+        level: Level of each place in its forest: 0, 1, …
+
+    Returns:
+        The places; the bounds of all levels; the first level of each forest, and one after the
+        last.
+
+    Example:
+        >>> by_level(np.array([0, 3, 5]), np.array([1, 0, 0, 0, 1]))
+        (array([1, 2, 0, 3, 4]), array([0, 2, 3, 4, 5]), array([0, 2, 4]))
+    """
+    orders, counts, levels = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)], [0]
+    for a, b in pairwise(start.tolist()):
+        orders.append(a + np.argsort(level[a:b], kind="stable"))
+        counts.append(np.bincount(level[a:b]))
+        levels.append(len(counts[-1]))
+    bounds = np.concatenate([[0], np.cumsum(np.concatenate(counts))])
+    return np.concatenate(orders), bounds.astype(np.int64), np.cumsum(levels)

@@ -35,29 +35,22 @@ class ForestArrays(NamedTuple):
 
     start: Tensor
     node: Tensor
-    parent: Tensor
-    """Places of the parents; −1 at roots."""
+    parent: Tensor  # places of the parents; −1 at roots
     agree: Tensor
     table_row: Tensor
     table_start: Tensor
     child_row: Tensor
-    child: Tensor
-    """Places of the children."""
-    message_row: Tensor
-    """Where each one's message is."""
-    up: Levels
-    """By height."""
-    down: Levels
-    """By depth."""
-    rest: Tensor
-    """Variables in no forest, by level."""
-    rest_rank: Tensor
-    """Their numbers."""
-    rest_start: Tensor
-    """Bounds of their levels."""
+    child: Tensor  # places of the children
+    message_row: Tensor  # where each one's message is
+    up: Levels  # by height
+    down: Levels  # by depth
+    rest: Tensor  # variables in no forest, by level
+    rest_rank: Tensor  # their numbers
+    rest_start: Tensor  # bounds of their levels
+    rest_levels: Tensor  # how many of these there are  # ()
 
 
-class ChainRoom(NamedTuple):
+class ForestRoom(NamedTuple):
     """Room that each program has for itself."""
 
     energies: Tensor  # of labels, children summed out  # (programs, size) float64
@@ -65,7 +58,7 @@ class ChainRoom(NamedTuple):
     labels: Tensor  # (programs, n) int32
 
 
-class Schedule(NamedTuple):
+class ForestSchedule(NamedTuple):
     """What each program's chain does."""
 
     chain: Tensor  # of each program
@@ -123,11 +116,10 @@ def add_messages(energy, place, live, mine, forest, messages, L: constexpr):
     return energy
 
 
-@jit_for_any("chains", "n", "size", "longest", "forests", "rest_levels")
+@jit_for_any("chains", "n", "size", "longest", "forests")
 def forest_chains(
-    q, room, schedule, chains, n, size, longest, forests, rest_levels, forest, field,
-    WORKING: constexpr,
-):  # fmt: skip
+    q, room, schedule, chains, n, size, longest, forests, forest, field, WORKING: constexpr
+):
     """All sweeps of some chains, one program each; see `reference_chains.ReferenceChains`."""
     BV: constexpr = WORKING.block
     L: constexpr = WORKING.labels
@@ -222,7 +214,7 @@ def forest_chains(
                 hot = tl.where(label == chosen[:, None], 1.0, 0.0).to(q.dtype.element_ty)
                 tl.store(own + some.first[:, None] + label, hot, mask=mine)
             tl.debug_barrier()
-        for level in range(0, rest_levels):
+        for level in range(0, tl.load(forest.rest_levels)):
             last = tl.load(forest.rest_start + level + 1)
             for k in range(tl.load(forest.rest_start + level), last, BV):
                 live = k + lane < last

@@ -22,10 +22,8 @@ class DeviceEnergies(NamedTuple):
     offset: Tensor
     unary: Tensor
     agree_row: Tensor
-    agree_first: Tensor
-    """Where each neighbor's marginals begin."""
-    agree_count: Tensor
-    """Labels that both have."""
+    agree_first: Tensor  # where each neighbor's marginals begin
+    agree_count: Tensor  # labels that both have
     agree_weight: Tensor
     table_row: Tensor
     table_edge: Tensor
@@ -44,16 +42,12 @@ class Working(NamedTuple):
     agree: bool
     tables: bool
     larger: bool
-    mixed: bool
-    """Do numbers of labels differ?"""
-    block: int
-    """Variables."""
+    mixed: bool  # do numbers of labels differ?
+    block: int  # variables
     labels: int
     edges: int
-    theirs: int
-    """Labels of a neighbor."""
-    rows: int
-    """Rows of a larger table."""
+    theirs: int  # labels of a neighbor
+    rows: int  # rows of a larger table
 
 
 class VisitKind(NamedTuple):
@@ -70,6 +64,17 @@ class Luck(NamedTuple):
 
     seeds: Tensor  # (chains,) int64
     drawn: Tensor  # (chains,) int8
+
+
+class Turns(NamedTuple):
+    """What visits to variables in each of some chains read and leave."""
+
+    members: Tensor  # the variables, group after group
+    theta: Tensor | None  # natural parameters, if they are wanted; like q
+    betas: Tensor  # inverse temperatures; a chain with 0 rests  # (times, chains)
+    clock: Tensor  # the time now  # (1,) int64
+    luck: Luck | None  # what is drawn with, if anything is
+    parts: Tensor  # changes of F, largest changes of q  # (chains, parts, 2)
 
 
 class Some(NamedTuple):
@@ -312,58 +317,57 @@ def visit(q, theta, i, live, beta, u, draw, field, MOVING: constexpr, WORKING: c
     return tl.sum(tl.sum(delta, 1), 0), moved
 
 
-@jit_for_any("first", "count", "part", "parts_in_row", "chains", "n", "size")
+@jit_for_any("first", "count", "part", "parts_in_row", "n", "size")
 def visit_group(
-    q, theta, members, first, count, betas, clock, luck, parts, part, parts_in_row, chains, n, size,
-    field, MOVING: constexpr, WORKING: constexpr,
+    q, turns, first, count, part, parts_in_row, n, size, field,
+    MOVING: constexpr, WORKING: constexpr,
 ):  # fmt: skip
     """One group of variables in every chain: members ``first`` to ``first + count``.
 
-    The chain's β is in the row of ``betas`` that ``clock`` tells; 0 leaves the chain alone.
+    Its results go to ``parts`` from ``part`` on, of which each chain has ``parts_in_row``.
     """
     BV: constexpr = WORKING.block
     block = tl.program_id(0).to(tl.int64)
     chain = tl.program_id(1).to(tl.int64)
-    time = tl.load(clock)
-    beta = tl.load(betas + time * chains + chain)
+    time = tl.load(turns.clock)
+    beta = tl.load(turns.betas + time * tl.num_programs(1) + chain)
+    theta = turns.theta
     if theta is not None:
         theta += chain * size
     if beta > 0.0:
         k = block * BV + tl.arange(0, BV)
         live = k < count
-        i = tl.load(members + first + k, mask=live, other=0)
+        i = tl.load(turns.members + first + k, mask=live, other=0)
         u = tl.zeros((BV,), tl.float64)
         draw = False
         if MOVING.draw:
-            draw = tl.load(luck.drawn + chain) != 0
-            u = uniform(tl.load(luck.seeds + chain), (time + 1) * n + i)
+            draw = tl.load(turns.luck.drawn + chain) != 0
+            u = uniform(tl.load(turns.luck.seeds + chain), (time + 1) * n + i)
         delta, moved = visit(
             q + chain * size, theta, i, live, beta, u, draw, field, MOVING, WORKING
         )
-        to = parts + (chain * parts_in_row + part + block) * 2
+        to = turns.parts + (chain * parts_in_row + part + block) * 2
         tl.store(to, delta)
         tl.store(to + 1, moved)
 
 
 @jit_for_any("count")
-def visit_in_turn(
-    q, theta, members, count, betas, parts, field, MOVING: constexpr, WORKING: constexpr
-):
+def visit_in_turn(q, turns, count, field, MOVING: constexpr, WORKING: constexpr):
     """One variable after another in a single program: for orders that no grouping helps."""
-    beta = tl.load(betas)
+    beta = tl.load(turns.betas)
     one = tl.arange(0, 1)
     live = one == 0
     total = tl.sum(tl.zeros((1,), tl.float64), 0)
     change = total
     for k in range(0, count):
-        i = tl.load(members + k + one)
+        i = tl.load(turns.members + k + one)
         u = tl.zeros((1,), tl.float64)
-        delta, moved = visit(q, theta, i, live, beta, u, False, field, MOVING, WORKING)
+        delta, moved = visit(q, turns.theta, i, live, beta, u, False, field, MOVING, WORKING)
         total += delta
         change = tl.maximum(change, moved)
         tl.debug_barrier()  # the next one's neighbors read what this one has written
-    tl.store(parts, total)
-    tl.store(parts + 1, change)
+    tl.store(turns.parts, total)
+    tl.store(turns.parts + 1, change)
 
 
 @jit_for_any("n", "size", "parts_in_row")

@@ -1,4 +1,8 @@
-"""Sweeps on a GPU: one variable after another, or groups that don't interact at once."""
+"""Sweeps on a GPU: one variable after another, or groups that don't interact at once.
+
+A sweep in any order is also a sweep by *levels* (see `level_of`): neighbors are never on one level,
+and whoever comes first stays first, so doing a level at a time changes nothing about the result.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from numpy.typing import NDArray
 
 from proxfield.core.common.arrays import Array
 from proxfield.core.compiled.graphs import greedy_colors
+from proxfield.core.compiled.jit import kernel
 from proxfield.core.devices.cuda import interpreted, need, torch
 from proxfield.core.devices.tensors import Tensor, TorchDevice, TorchDtype
 from proxfield.core.engines.numba.general import GeneralPack
@@ -21,19 +26,20 @@ from proxfield.core.engines.triton.device_pack import power_of_two
 from proxfield.core.engines.triton.sweeps.sweep_kernels import (
     DeviceEnergies,
     Luck,
+    Turns,
     VisitKind,
     Working,
     free_energies,
     visit_group,
     visit_in_turn,
 )
-from proxfield.core.engines.triton.sweeps.sweep_levels import grouped, level_of, neighbor_rows
 from proxfield.core.lowering.lowered import Lowered
+from proxfield.core.lowering.merging import compressed_rows
 from proxfield.core.terms.base import Floats, Ints, missing, offers
 from proxfield.errors import InputError, UnsupportedError
 
 if TYPE_CHECKING:
-    from proxfield.core.engines.triton.sweeps.forests import DeviceForests
+    from proxfield.core.engines.triton.sweeps.chains import DeviceForests
 
 GROUPED_FROM = 8
 """Variables per level from which levels pay: one launch takes about as long as eight visits."""
@@ -72,10 +78,6 @@ class Sweeper:
         dtype: "float32" or "float64", the type of q and θ.
         device: A torch device; by default the current CUDA device, or the CPU under Triton's
             interpreter.
-
-    Example:
-        >>> sweeper = Sweeper(lowered, "float32")  # doctest: +SKIP
-        >>> delta, change = sweeper.sweep(q, theta, np.arange(n), None, 1.0)  # doctest: +SKIP
     """
 
     def __init__(
@@ -96,7 +98,6 @@ class Sweeper:
         pack, self.constant = pack_general(lowered, np.dtype(dtype))
         self.energies, self.index = self._upload(pack)
         self.working, self.turn_working = self._choose(pack)
-        self._zero = torch.zeros(1, dtype=torch.int64, device=self.device)
         self._recent: list[tuple[Array, Array | None, VisitOrder]] = []
 
     def _upload(self, pack: GeneralPack) -> tuple[DeviceEnergies, TorchDtype]:
@@ -169,14 +170,14 @@ class Sweeper:
     @cached_property
     def forests(self) -> DeviceForests:
         """Forests for chains that move by them, made when they are first needed."""
-        module = import_module("proxfield.core.engines.triton.sweeps.forests")
+        module = import_module("proxfield.core.engines.triton.sweeps.chains")
         forests: DeviceForests = module.DeviceForests(self)
         return forests
 
     def in_order(self, variables: Ints) -> VisitOrder:
         """Visits that do the same as going through ``variables`` one after another.
 
-        By levels (see `sweep_levels`) where these are large enough to gain by it.
+        By levels where these are large enough to gain by it.
         """
         row, column = self._neighbors
         level = level_of(row, column, variables)[variables]
@@ -232,19 +233,17 @@ class Sweeper:
         self.check(q)
         visits = self._prepared(variables, starts)
         betas = torch.full((1, 1), beta, dtype=torch.float64, device=self.device)
-        parts = self.room(visits, 1)
+        turns = self.turns(visits, betas, theta)
         if visits.starts is None:
             with self.here():
                 visit_in_turn[(1,)](
-                    q, theta, visits.members, len(visits.members), betas, parts, self.energies,
+                    q, turns, len(visits.members), self.energies,
                     MOVING=VisitKind(delta=True), WORKING=self.turn_working,
                     num_warps=1, num_stages=1,
                 )  # fmt: skip
         else:
-            self.visit(
-                q, visits, betas, self._zero, parts, theta=theta, moving=VisitKind(delta=True)
-            )
-        return parts[..., 0].sum(), parts[..., 1].max()
+            self.visit(q, visits, turns, VisitKind(delta=True))
+        return turns.parts[..., 0].sum(), turns.parts[..., 1].max()
 
     def descend(self, q: Tensor, sweeps: int) -> Tensor:
         """Cheapest labels, a color after another, until none changes: E never rises.
@@ -261,10 +260,10 @@ class Sweeper:
         self.check(q)
         q = q.clone()
         betas = torch.ones((1, 1), dtype=torch.float64, device=self.device)
-        parts = self.room(self.colors, 1)
+        turns = self.turns(self.colors, betas)
         for k in range(1, sweeps + 1):
-            self.visit(q, self.colors, betas, self._zero, parts, moving=VisitKind(greedy=True))
-            if k % CHECK_EVERY == 0 and k < sweeps and float(parts[..., 1].max()) == 0.0:
+            self.visit(q, self.colors, turns, VisitKind(greedy=True))
+            if k % CHECK_EVERY == 0 and k < sweeps and float(turns.parts[..., 1].max()) == 0.0:
                 break
         return q
 
@@ -292,41 +291,36 @@ class Sweeper:
 
     # ---- what chains build upon ----
 
-    def visit(
-        self, q: Tensor, visits: VisitOrder, betas: Tensor, clock: Tensor, parts: Tensor, *,
-        theta: Tensor | None = None, luck: Luck | None = None, moving: VisitKind | None = None,
-    ) -> None:  # fmt: skip
+    def turns(
+        self, visits: VisitOrder, betas: Tensor, theta: Tensor | None = None,
+        luck: Luck | None = None,
+    ) -> Turns:  # fmt: skip
+        """What `visit` reads and leaves, at time 0; see `Turns`."""
+        shape = (betas.shape[1], max(1, visits.parts[-1]), 2)
+        parts = torch.zeros(shape, dtype=torch.float64, device=self.device)
+        clock = torch.zeros(1, dtype=torch.int64, device=self.device)
+        return Turns(visits.members, theta, betas, clock, luck, parts)
+
+    def visit(self, q: Tensor, visits: VisitOrder, turns: Turns, moving: VisitKind) -> None:
         """Visit group after group in each of some chains; only launches, nothing is allocated.
 
         Args:
             q: Marginals, changed in place.  # (chains, size) or (size,)
             visits: Groups.
-            betas: Inverse temperatures at each time; a chain with 0 rests.  # (times, chains)
-            clock: The time now.  # (1,) int64
-            parts: Partial results: changes of F, largest changes of q.  # (chains, parts, 2)
-            theta: Natural parameters, like ``q``; None: not wanted.
-            luck: What is drawn with, if anything is.
-            moving: How variables move; by default to the minimum.
+            turns: See `turns`.
+            moving: How variables move.
         """
         assert visits.starts is not None, "an order without groups"
-        chains = betas.shape[1]
-        moving = VisitKind() if moving is None else moving
         with self.here():
             for g, first in enumerate(visits.starts[:-1]):
                 blocks = visits.parts[g + 1] - visits.parts[g]
                 if blocks == 0:
                     continue
-                visit_group[(blocks, chains)](
-                    q, theta, visits.members, first, visits.starts[g + 1] - first, betas, clock,
-                    luck, parts, visits.parts[g], visits.parts[-1], chains, self.n, self.size,
-                    self.energies, MOVING=moving, WORKING=self.working,
-                    num_warps=THREADS // 32, num_stages=1,
+                visit_group[(blocks, turns.betas.shape[1])](
+                    q, turns, first, visits.starts[g + 1] - first, visits.parts[g],
+                    visits.parts[-1], self.n, self.size, self.energies,
+                    MOVING=moving, WORKING=self.working, num_warps=THREADS // 32, num_stages=1,
                 )  # fmt: skip
-
-    def room(self, visits: VisitOrder, chains: int) -> Tensor:
-        """Where `visit` may put its partial results.  # (chains, parts, 2)"""
-        shape = (chains, max(1, visits.parts[-1]), 2)
-        return torch.zeros(shape, dtype=torch.float64, device=self.device)
 
     def check(self, q: Tensor) -> None:
         """Raises unless a state is what the kernels expect."""
@@ -377,3 +371,54 @@ def slots_of(pack: GeneralPack) -> tuple[Ints, Ints]:
 def host(values: Array) -> Ints:
     """Integers as a numpy array, wherever they are."""
     return np.asarray(values.cpu().numpy() if hasattr(values, "cpu") else values, dtype=np.int64)
+
+
+@kernel
+def level_of(row: Ints, column: NDArray[np.int32], order: Ints) -> Ints:
+    """The level of each variable, one more than the highest among its earlier neighbors.  # (n,)
+
+    A random order has few levels (about as many as its longest rising path through the graph), the
+    reading order of a grid has rows + columns.
+
+    Args:
+        row: Starts of each variable's neighbors.  # (n + 1,)
+        column: Neighbors.
+        order: Variables in the order of their visits.
+    """
+    level = np.full(len(row) - 1, -1, dtype=np.int64)
+    for k in range(len(order)):
+        i = order[k]
+        highest = -1
+        for e in range(row[i], row[i + 1]):
+            highest = max(highest, level[column[e]])
+        level[i] = highest + 1
+    return level
+
+
+def neighbor_rows(lowered: Lowered) -> tuple[Ints, NDArray[np.int32]]:
+    """Who shares a term with whom, in compressed rows.  # (n + 1,), (ends,)"""
+    layout = lowered.layout
+    none = np.zeros((0, 2), dtype=np.int64)
+    pairs = np.concatenate([none, *(t.neighbors(layout) for t in lowered.terms)])
+    row, column, _ = compressed_rows(layout.n_vars, pairs, [])
+    return row, column
+
+
+def grouped(variables: Ints, group: Ints, degree: Ints) -> tuple[Ints, Ints]:
+    """Variables by group, and inside it by degree, so that those done together take as long.
+
+    Args:
+        variables: The order so far.  # (m,)
+        group: Group of each of them: 0, 1, …  # (m,)
+        degree: Degree of each variable of the field.  # (n,)
+
+    Returns:
+        The new order and the bounds of its groups.  # (m,), (groups + 1,)
+
+    Example:
+        >>> grouped(np.array([2, 0, 1]), np.array([1, 0, 1]), np.array([1, 2, 1]))
+        (array([0, 2, 1]), array([0, 1, 3]))
+    """
+    order = np.lexsort((degree[variables], group))
+    starts = np.concatenate([[0], np.cumsum(np.bincount(group))]).astype(np.int64)
+    return variables[order], starts

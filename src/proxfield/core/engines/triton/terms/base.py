@@ -65,10 +65,6 @@ def on_device(term: Term, layout: Layout, dtype: str, device: TorchDevice) -> De
         layout: Layout of the field.
         dtype: "float32" or "float64": of marginals and gradients.
         device: A device of torch.
-
-    Example:
-        >>> there = on_device(Gaussian(features), layout, "float32", "cuda")  # doctest: +SKIP
-        >>> energy = there.add_gradient(q, shift)  # doctest: +SKIP
     """
     need("torch")
     name = np.dtype(dtype).name

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
+from typing import NamedTuple
+
 import numpy as np
 
-from proxfield.core.common.arrays import Floats
 from proxfield.core.devices.cuda import constexpr, jit, tl, torch
 from proxfield.core.devices.tensors import Tensor, TorchDevice
 from proxfield.core.filters.geometry import BLURS
@@ -14,35 +17,46 @@ from proxfield.core.filters.torch.plans import TOLERANCE
 from proxfield.core.filters.triton.exact import ExactPlan
 from proxfield.core.filters.triton.plans import DeviceFilter, resolved
 from proxfield.core.filters.triton.segments import has_kernels
-from proxfield.core.terms.base import Layout
+from proxfield.core.lowering.lowered import Lowered
+from proxfield.core.terms.base import Layout, Term
 from proxfield.core.terms.gaussian import Gaussian
 
-ROWS = 64
+POINTS = 64
 """Points of a program."""
 MAX_LABELS = 256
 """Maximum number of labels for which a program holds whole rows."""
 
 
+class PottsShape(NamedTuple):
+    """What `add_potts` is compiled for."""
+
+    labels: int
+    width: int  # of the rows of ``seen``
+    pair: bool  # is the sum in two parts?
+    rows: int  # points of a program
+    padded: int  # labels rounded up to a power of two
+
+
 @jit
-def add_potts(
-    seen, q, outward, own, out, energy, n, weight, L: constexpr, WIDTH: constexpr,
-    PAIR: constexpr, SCALED: constexpr, OWN: constexpr, ROWS: constexpr, C: constexpr,
-):  # fmt: skip
+def add_potts(seen, q, outward, own, out, energy, n, weight, SHAPE: constexpr):
     """out += weight · (Σ_m s_m − s_l) for s = A q, and each program's share of ⟨q, that⟩.
 
-    ``seen`` holds K (in · q), and with PAIR the second half of a sum after it.
+    ``seen`` holds K (in · q), and for a pair the second half of a sum after it.
     """
+    L: constexpr = SHAPE.labels
+    WIDTH: constexpr = SHAPE.width
+    ROWS: constexpr = SHAPE.rows
     at = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    label = tl.arange(0, C)
+    label = tl.arange(0, SHAPE.padded)
     inside = at < n
     real = inside[:, None] & (label < L)[None, :]
     s = tl.load(seen + at[:, None] * WIDTH + label[None, :], mask=real, other=0.0)
     p = tl.load(q + at[:, None] * L + label[None, :], mask=real, other=0.0)
-    if SCALED:
+    if outward is not None:
         s *= tl.load(outward + at, mask=inside, other=0.0)[:, None]
-    if PAIR:
+    if SHAPE.pair:
         s += tl.load(seen + at[:, None] * WIDTH + L + label[None, :], mask=real, other=0.0)
-    if OWN:
+    if own is not None:
         s -= p * tl.load(own + at, mask=inside, other=0.0)[:, None]
     w = tl.load(weight)
     g = w * (tl.sum(s, 1)[:, None] - s)
@@ -50,6 +64,49 @@ def add_potts(
     tl.store(to, tl.load(to, mask=real, other=0.0) + g, mask=real)
     share = tl.where(real, p.to(tl.float64) * g.to(tl.float64), 0.0)
     tl.store(energy + tl.program_id(0), tl.sum(tl.sum(share, 1), 0))
+
+
+def filter_of(term: Gaussian, double: bool, device: TorchDevice, tolerance: float) -> DeviceFilter:
+    """A term's filter on a device: its own if that is there already, in both types."""
+    held = vars(term).get("filter")
+    if isinstance(held, DeviceFilter) and held.features.device == device:
+        return held  # F in float64 is that of the operator iterated with
+    features = term.features
+    if features is None:  # dropped once the host's lattice was there
+        raise ValueError("a Gaussian term without features can't move to a device")
+    blur = None if term.blur is None else BLURS[term.blur]
+    return DeviceFilter(features, term.filter_name, double, device, tolerance, blur)
+
+
+def attach(
+    lowered: Lowered, dtype: str, device: TorchDevice, tolerance: float = TOLERANCE
+) -> Lowered:
+    """A lowered field whose Gaussian terms filter on a device.
+
+    λ, total weights and energies are then those of the operator that the device iterates with,
+    whichever filter it chose, and nothing is computed for all pairs on the host. Terms on the
+    device share the filter, in both types. The terms that were given stay as they are; those
+    that already filter there are kept.
+    """
+    if not lowered.extras:
+        return lowered
+    double = np.dtype(dtype) == np.float64
+    place = resolved(device)
+
+    def moved(term: Term) -> Term:
+        if not isinstance(term, Gaussian) or term.features is None or term.n_points == 0:
+            return term
+        made = filter_of(term, double, place, tolerance)
+        if made is vars(term).get("filter"):
+            return term
+        out = copy.copy(term)  # total weights and bounds on eigenvalues follow the filter
+        for name in ("operator", "kernel_range"):
+            vars(out).pop(name, None)
+        out.filter_name = made.name
+        vars(out)["filter"] = made
+        return out
+
+    return replace(lowered, extras=tuple(moved(term) for term in lowered.extras))
 
 
 class GaussianOnDevice:
@@ -86,28 +143,15 @@ class GaussianOnDevice:
         common = layout.common
         start = int(layout.offsets[term.first]) if common is None else term.first * common
         self.at = slice(start, start + self.n * self.labels)
-        self.filter = self._filter(term, double, tolerance)
+        self.filter = filter_of(term, double, self.device, tolerance)
         self.plan = self.filter.plan
         self.weight = torch.tensor(term.weight, dtype=self.dtype, device=self.device)
         self.matrix: Tensor | None = None
         """weight · μ; None for Potts.  # (labels, labels)"""
         if term.matrix is not None:
-            self.matrix = self._put(term.matrix)
+            self.matrix = torch.as_tensor(term.matrix).to(self.device, self.dtype)
         mass = None if term.normalization == "none" else self.filter.device_mass
         self.normalize(term.normalization, term.self_message, mass)
-
-    def _put(self, values: Floats) -> Tensor:
-        return torch.as_tensor(values).to(self.device, self.dtype)
-
-    def _filter(self, term: Gaussian, double: bool, tolerance: float) -> DeviceFilter:
-        held = vars(term).get("filter")
-        if isinstance(held, DeviceFilter) and held.features.device == self.device:
-            return held  # in both types: F in float64 is that of the operator iterated with
-        features = term.features
-        if features is None:  # dropped once the host's lattice was there
-            raise ValueError("a Gaussian term without features can't move to a device")
-        blur = None if term.blur is None else BLURS[term.blur]
-        return DeviceFilter(features, term.filter_name, double, self.device, tolerance, blur)
 
     def normalize(self, normalization: str, self_message: bool, mass: Tensor | None) -> None:
         """Make the operator, in this term's type, from the total weights of its plan."""
@@ -151,12 +195,11 @@ class GaussianOnDevice:
 
     def _add_potts(self, mine: Tensor, seen: Tensor, target: Tensor) -> Tensor:
         width = max(2, 1 << (self.labels - 1).bit_length())
-        rows = max(1, min(ROWS, 2048 // width))
+        rows = max(1, min(POINTS, 2048 // width))
         programs = -(-self.n // rows)
         energy = torch.empty(programs, dtype=torch.float64, device=mine.device)
         add_potts[(programs,)](
             seen, mine, self.operator.scale, self.own, target, energy, self.n, self.weight,
-            L=self.labels, WIDTH=seen.shape[1], PAIR=self.operator.pair,
-            SCALED=self.operator.scale is not None, OWN=self.own is not None, ROWS=rows, C=width,
+            SHAPE=PottsShape(self.labels, seen.shape[1], self.operator.pair, rows, width),
         )  # fmt: skip
         return 0.5 * energy.sum()

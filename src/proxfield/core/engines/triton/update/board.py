@@ -13,8 +13,15 @@ from typing import NamedTuple
 from proxfield.core.devices.cuda import constant, constexpr, jit, tl
 from proxfield.core.devices.tensors import Tensor
 from proxfield.core.engines.plan import SMALLEST_STEP
-from proxfield.core.engines.triton.update.arithmetic import larger
-from proxfield.core.engines.triton.update.kinds import Numbers
+from proxfield.core.engines.triton.update.kinds import (
+    _LOOK,
+    Numbers,
+    Steps,
+    fetch_moments,
+    label_update,
+    larger,
+    put_moments,
+)
 
 BUFFERS = 4
 """Present, next, last and the one before; a power of two."""
@@ -39,13 +46,18 @@ _SMALLEST_STEP: constexpr = constant(SMALLEST_STEP)
 
 
 class FieldStatus(NamedTuple):
-    """The boards of all fields, and the rows that they leave for the host."""
+    """The boards of all fields, the rows that they leave for the host, and what kernels share."""
 
     board: Tensor  # (fields, BOARD) int32
     numbers: Tensor  # (fields, BOARD) float64
     free_energy: Tensor  # of each row  # (fields, capacity) float64
     change: Tensor  # of each row  # (fields, capacity) float64
     capacity: int
+    parts: Tensor  # (F, change) of each block  # (blocks, 2) float64
+    step: Tensor  # (n,)
+    safe: Tensor  # (n,)
+    parameters: Tensor  # (PARAMETERS,) float64
+    stride: int  # from one buffer of natural parameters to the next
 
 
 class FieldProgress(NamedTuple):
@@ -56,10 +68,8 @@ class FieldProgress(NamedTuple):
     row: Tensor
     trial: Tensor
     redo: Tensor
-    before: Tensor
-    """F before the last update."""
-    last: Tensor
-    """The last update's change."""
+    before: Tensor  # F before the last update
+    last: Tensor  # the last update's change
 
 
 class StopLimits(NamedTuple):
@@ -80,6 +90,11 @@ def of_field(status, field):
         status.free_energy + field * status.capacity,
         status.change + field * status.capacity,
         status.capacity,
+        status.parts,
+        status.step,
+        status.safe,
+        status.parameters,
+        status.stride,
     )
 
 
@@ -98,13 +113,13 @@ def read_progress(status):
 
 
 @jit
-def read_limits(status, parameters):
+def read_limits(status):
     """What its progress is held against."""
     return StopLimits(
         tl.load(status.board + _LIMIT),
         tl.load(status.numbers + _CONSTANT) + tl.load(status.numbers + _EXTRA),
-        tl.load(parameters + _TOL),
-        tl.load(parameters + _SLACK),
+        tl.load(status.parameters + _TOL),
+        tl.load(status.parameters + _SLACK),
     )
 
 
@@ -127,9 +142,15 @@ def buffer_at(buffers, stride, tick):
 
 
 @jit
-def step_of(parameters, like):
-    """The step that is one for all variables, in the state's type."""
-    return tl.load(parameters + _STEP).to(like)
+def steps_of(movement, at, inside, redo, like, RULE: constexpr):
+    """The steps of some variables; one number if there is one step for all."""
+    size = tl.load(movement.parameters + _STEP).to(like)
+    safe = size
+    if not RULE.flat:
+        size = tl.load(movement.step + at, mask=inside, other=1.0)
+    if RULE.adaptive:
+        safe = tl.load(movement.safe + at, mask=inside, other=1.0)
+    return Steps(size, safe, redo)
 
 
 @jit
@@ -153,18 +174,74 @@ def over_step(change, parameters, FLAT: constexpr):
 
 
 @jit
-def control(f, change, now, limits, status, ADAPTIVE: constexpr):
+def move_labels(theta, q, g, target, here, who, real, redo, movement, RULE: constexpr):
+    """Update variables of any labels at a place, and store them; returns the largest change.
+
+    The kind `LOOK` only looks: ``u`` gets the gradient.
+
+    Args:
+        theta: Natural parameters.  # (variables, labels)
+        q: Marginals.  # (variables, labels)
+        g: The gradient.  # (variables, labels)
+        target: Where new natural parameters go.
+        here: The entries; their base is 0.
+        who: The variables' numbers.  # (variables,)
+        real: Which of them there are.  # (variables,)
+        redo: Whether certified steps are taken.
+        movement: See `Movement`.
+    """
+    like = theta.dtype
+    change = tl.zeros((), like)
+    if RULE.kind == _LOOK:
+        tl.store(movement.u + here.at, g, mask=here.inside)
+    else:
+        numbers = numbers_of(movement.parameters, like)
+        first, second = fetch_moments(movement, here, g, RULE, False)
+        steps = steps_of(movement, who, real, redo, like, RULE)
+        if RULE.flat:
+            size = tl.zeros_like(real.to(like)) + steps.size
+            steps = Steps(size[:, None], size[:, None], redo)
+        elif RULE.adaptive:
+            steps = Steps(steps.size[:, None], steps.safe[:, None], redo)
+        else:
+            steps = Steps(steps.size[:, None], steps.size[:, None], redo)
+        new, first, second, moved = label_update(
+            theta, q, g, first, second, steps, numbers, here.inside, RULE
+        )
+        tl.store(target + here.at, new, mask=here.inside)
+        put_moments(movement, here, first, second, RULE, False)
+        change = tl.reduce(tl.where(real, moved, 0.0), 0, larger)
+    return change
+
+
+@jit
+def control(f, change, now, limits, status, TRIES: constexpr):
     """After an update: write its row, and say where that leaves the inference.
 
-    ``f`` is F before the update, ``change`` its largest change over the step. The adaptive rule
-    learns F after an update from the next one: if that rose, the next is thrown away and the
-    update made again from where it began, with the certified step.
+    ``f`` is F before the update, ``change`` its largest change over the step. A rule that tries
+    updates learns F after one from the next one: if that rose, the next is thrown away and the
+    update made again from where it began.
+
+    Args:
+        TRIES: 1 for adaptive steps, which are replaced by certified ones; 2 for a step that is
+            searched for, which is replaced by a smaller one; else 0.
 
     Returns:
         The new progress.
     """
-    if ADAPTIVE:
-        rose = (now.trial != 0) & (f > now.before + limits.slack * (1.0 + tl.abs(now.before)))
+    if TRIES == 0:
+        tl.store(status.free_energy + now.row, f)
+        tl.store(status.change + now.row, change)
+        row = now.row + 1
+        done = ((row >= limits.rows) | ((change > limits.tol) == 0)).to(tl.int32)
+        return FieldProgress(now.tick + 1, done, row, now.trial, now.redo, now.before, change)
+    else:
+        bound = now.before + limits.slack * (1.0 + tl.abs(now.before))
+        rose = (now.trial != 0) & (f > bound)
+        if TRIES == 2:
+            size = tl.load(status.numbers + _SIZE)
+            used = tl.load(status.numbers + _USED)
+            rose = (now.trial != 0) & ((f <= bound) == 0) & (used > _SMALLEST_STEP)
         settled = (now.row >= limits.rows) | ((now.last > limits.tol) == 0)
         over = (rose == 0) & (now.row > 0) & settled
         moved = (rose == 0) & (over == 0)
@@ -172,70 +249,39 @@ def control(f, change, now, limits, status, ADAPTIVE: constexpr):
         tl.store(status.change + now.row, change, mask=moved)
         forth = moved.to(tl.int32)
         back = rose.to(tl.int32)
+        trial = forth * (1 - now.redo)
+        redo = back
+        if TRIES == 2:
+            trial = forth
+            redo = now.redo
+            grown = size * tl.load(status.parameters + _GROWTH)
+            grown = tl.minimum(tl.load(status.parameters + _LARGEST), grown)
+            shrunk = used * tl.load(status.parameters + _SHRINKAGE)
+            tl.store(status.numbers + _SIZE, tl.where(moved, grown, tl.where(rose, shrunk, size)))
+            tl.store(status.numbers + _USED, tl.where(moved, size, used))
         return FieldProgress(
             now.tick + forth - back,
             tl.where(over, 1, now.done),
             now.row + forth - back,
-            tl.where(over, now.trial, forth * (1 - now.redo)),
-            back,
+            tl.where(over, now.trial, trial),
+            redo,
             tl.where(rose, now.before, f),
             tl.where(moved, change, now.last),
         )
-    else:
-        tl.store(status.free_energy + now.row, f)
-        tl.store(status.change + now.row, change)
-        row = now.row + 1
-        done = ((row >= limits.rows) | ((change > limits.tol) == 0)).to(tl.int32)
-        return FieldProgress(now.tick + 1, done, row, now.trial, now.redo, now.before, change)
 
 
 @jit
-def control_search(f, change, now, limits, status, parameters):
-    """`control` for a step that is searched for: if F rose, a smaller one is tried."""
-    size = tl.load(status.numbers + _SIZE)
-    used = tl.load(status.numbers + _USED)
-    fell = f <= now.before + limits.slack * (1.0 + tl.abs(now.before))
-    rose = (now.trial != 0) & (fell == 0) & (used > _SMALLEST_STEP)
-    over = (rose == 0) & (now.row > 0)
-    over = over & ((now.row >= limits.rows) | ((now.last > limits.tol) == 0))
-    moved = (rose == 0) & (over == 0)
-    tl.store(status.free_energy + now.row, f, mask=moved)
-    tl.store(status.change + now.row, change, mask=moved)
-    forth = moved.to(tl.int32)
-    back = rose.to(tl.int32)
-    grown = tl.minimum(tl.load(parameters + _LARGEST), size * tl.load(parameters + _GROWTH))
-    shrunk = used * tl.load(parameters + _SHRINKAGE)
-    tl.store(status.numbers + _SIZE, tl.where(moved, grown, tl.where(rose, shrunk, size)))
-    tl.store(status.numbers + _USED, tl.where(moved, size, used))
-    return FieldProgress(
-        now.tick + forth - back,
-        tl.where(over, 1, now.done),
-        now.row + forth - back,
-        tl.where(over, now.trial, forth),
-        now.redo,
-        tl.where(rose, now.before, f),
-        tl.where(moved, change, now.last),
-    )
-
-
-@jit
-def finish(
-    parts, first, count, status, parameters,
-    TRACE: constexpr, ADAPTIVE: constexpr, SEARCH: constexpr, WIDTH: constexpr,
-):  # fmt: skip
-    """Adds up what the blocks of each field found, in a fixed order; one program a field.
-
-    ``parts`` is (F, change) of each block.  # (blocks, 2)
-    """
+def finish(first, count, status, TRACE: constexpr, TRIES: constexpr, WIDTH: constexpr):
+    """Adds up what the blocks of each field found, in a fixed order; one program a field."""
     field = tl.program_id(0).to(tl.int64)
     status = of_field(status, field)
     now = read_progress(status)
     if now.done == 0:
-        limits = read_limits(status, parameters)
+        limits = read_limits(status)
         at = tl.arange(0, WIDTH)
         total = tl.zeros((WIDTH,), tl.float64)
         most = tl.zeros((WIDTH,), tl.float64)
-        parts += tl.load(first + field).to(tl.int64) * 2
+        parts = status.parts + tl.load(first + field).to(tl.int64) * 2
         blocks = tl.load(count + field)
         for k in range(0, blocks, WIDTH):
             here = k + at < blocks
@@ -244,9 +290,5 @@ def finish(
         f = tl.sum(total, 0) + limits.constant
         if not TRACE:
             f = tl.full((), float("nan"), tl.float64)
-        change = tl.reduce(most, 0, larger)
-        if SEARCH:
-            now = control_search(f, change, now, limits, status, parameters)
-        else:
-            now = control(f, change, now, limits, status, ADAPTIVE)
+        now = control(f, tl.reduce(most, 0, larger), now, limits, status, TRIES)
         write_progress(status, now)

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from proxfield.core.devices.cuda import constexpr, jit, jit_for_any, tl
 from proxfield.core.devices.tensors import Tensor
-from proxfield.core.engines.triton.update.arithmetic import exponential, label_update, larger
 from proxfield.core.engines.triton.update.board import (
     _BOARD,
     _DONE,
@@ -22,39 +21,25 @@ from proxfield.core.engines.triton.update.board import (
     _TICK,
     buffer_at,
     control,
-    numbers_of,
+    move_labels,
     of_field,
     read_limits,
     read_progress,
-    step_of,
     write_progress,
 )
-from proxfield.core.engines.triton.update.kinds import (
-    _LOOK,
-    Place,
-    Steps,
-    fetch_moments,
-    put_moments,
-)
+from proxfield.core.engines.triton.update.kinds import Entries, exponential, larger
 
 
 class Shape(NamedTuple):
     """What kernels over tiles are compiled for, beside the rule."""
 
-    common: bool
-    """Do all variables have the same labels?"""
-    labels: int
-    """Labels of a tile, a power of two."""
-    block: int
-    """Variables of a tile."""
-    theirs: int
-    """Labels of a neighbor that are read at a time."""
-    edges: int
-    """Neighbors that are read at a time."""
-    own: int
-    """Labels, where each edge has a table of its own; else 0."""
-    arity: int
-    """Variables of the largest table."""
+    common: bool  # do all variables have the same labels?
+    labels: int  # labels of a tile, a power of two
+    block: int  # variables of a tile
+    theirs: int  # labels of a neighbor that are read at a time
+    edges: int  # neighbors that are read at a time
+    own: int  # labels, where each edge has a table of its own; else 0
+    arity: int  # variables of the largest table
 
 
 class AgreementSlices(NamedTuple):
@@ -62,26 +47,22 @@ class AgreementSlices(NamedTuple):
 
     start: Tensor
     length: Tensor
-    to: Tensor
-    """Where the neighbor's marginals are."""
-    both: Tensor
-    """How many labels it has."""
+    to: Tensor  # where the neighbor's marginals are
+    both: Tensor  # how many labels it has
     weight: Tensor
 
 
-class PairTables(NamedTuple):
+class PairSlices(NamedTuple):
     """Slices of pairwise tables."""
 
     start: Tensor
     length: Tensor
     to: Tensor
-    count: Tensor
-    """How many labels the neighbor has; 0: nobody is there."""
-    base: Tensor
-    """Where the table begins."""
+    count: Tensor  # how many labels the neighbor has; 0: nobody is there
+    base: Tensor  # where the table begins
 
 
-class LargerTables(NamedTuple):
+class LargerSlices(NamedTuple):
     """Slices of tables over three or more variables.
 
     The other variables' labels are the digits of a number; ``others`` and ``radix`` say where their
@@ -102,8 +83,8 @@ class Couplings(NamedTuple):
     """A bucket's slices of each kind that it has, and the entries of all tables."""
 
     agree: AgreementSlices | None
-    pairs: PairTables | None
-    larger: LargerTables | None
+    pairs: PairSlices | None
+    larger: LargerSlices | None
     table: Tensor
 
 
@@ -114,8 +95,7 @@ class Variables(NamedTuple):
     field: Tensor  # of each block
     offset: Tensor
     cards: Tensor
-    common: int
-    """Labels of all variables where they agree."""
+    common: int  # labels of all variables where they agree
 
 
 class UnaryEnergies(NamedTuple):
@@ -288,9 +268,7 @@ def larger_tables(g, source, tile, f, table, SHAPE: constexpr):
 def update_tile(
     tile, source, target, unary, couplings, value, movement, redo, RULE: constexpr, SHAPE: constexpr
 ):
-    """Update one tile; returns its (F, change). The kind `LOOK` only looks: ``u`` gets the
-    gradient."""
-    BLOCK: constexpr = SHAPE.block
+    """Update one tile; returns its (F, change). See `move_labels`."""
     if SHAPE.own == 0:  # else later, since tables of their own take many registers
         theta = tl.load(source + tile.at, mask=tile.inside, other=float("inf"))
         own = tl.load(unary.own + tile.at, mask=tile.inside, other=0.0)
@@ -302,7 +280,6 @@ def update_tile(
     if SHAPE.own > 0:
         theta = tl.load(source + tile.at, mask=tile.inside, other=float("inf"))
         own = tl.load(unary.own + tile.at, mask=tile.inside, other=0.0)
-    like = theta.dtype
     q = exponential(theta)
     f = tl.zeros((), tl.float64)
     if RULE.trace:  # log q = −θ
@@ -312,63 +289,45 @@ def update_tile(
     g += own
     if unary.shift is not None:
         g += tl.load(unary.shift + tile.at, mask=tile.inside, other=0.0)
-    change = tl.zeros((), like)
-    if RULE.kind == _LOOK:
-        tl.store(movement.u + tile.at, g, mask=tile.inside)
-    else:
-        numbers = numbers_of(movement.parameters, like)
-        here = Place(0, tile.at, tile.inside)
-        first, second = fetch_moments(movement, here, g, RULE, False)
-        s = tl.zeros((BLOCK, 1), like) + step_of(movement.parameters, like)
-        certified = s
-        if not RULE.flat:
-            s = tl.load(movement.step + tile.who, mask=tile.real, other=1.0)[:, None]
-        if RULE.adaptive:
-            certified = tl.load(movement.safe + tile.who, mask=tile.real, other=1.0)[:, None]
-        new, first, second, moved = label_update(
-            theta, q, g, first, second, Steps(s, certified, redo), numbers, tile.inside, RULE
-        )
-        tl.store(target + tile.at, new, mask=tile.inside)
-        put_moments(movement, here, first, second, RULE, False)
-        change = tl.reduce(tl.where(tile.real, moved, 0.0), 0, larger)
+    here = Entries(0, tile.at, tile.inside)
+    change = move_labels(theta, q, g, target, here, tile.who, tile.real, redo, movement, RULE)
     return f, change
 
 
 @jit_for_any(pointers=("value",))
 def tile_step(
-    buffers, stride, status, parts, variables, unary, couplings, value, movement,
-    RULE: constexpr, SHAPE: constexpr,
-):  # fmt: skip
+    buffers, status, variables, unary, couplings, value, movement, RULE: constexpr, SHAPE: constexpr
+):
     """One update of all blocks of a bucket, one program each."""
     block = tl.program_id(0).to(tl.int64)
     board = status.board + tl.load(variables.field + block).to(tl.int64) * _BOARD
     tick = tl.load(board + _TICK)
     if tl.load(board + _DONE) == 0:
-        source = buffer_at(buffers, stride, tick)
-        target = buffer_at(buffers, stride, tick + 1)
+        source = buffer_at(buffers, status.stride, tick)
+        target = buffer_at(buffers, status.stride, tick + 1)
         f, change = update_tile(
             tile_of(block, variables, SHAPE), source, target, unary, couplings, value, movement,
             tl.load(board + _REDO), RULE, SHAPE,
         )  # fmt: skip
-        tl.store(parts + block * 2, f)
-        tl.store(parts + block * 2 + 1, change.to(tl.float64))
+        tl.store(status.parts + block * 2, f)
+        tl.store(status.parts + block * 2 + 1, change.to(tl.float64))
 
 
 @jit
 def tile_run(
-    buffers, stride, status, first, count, variables, unary, couplings, value, movement,
+    buffers, status, first, count, variables, unary, couplings, value, movement,
     RULE: constexpr, SHAPE: constexpr,
 ):  # fmt: skip
     """Many updates of small fields, one program each, until its board says done."""
     field = tl.program_id(0).to(tl.int64)
     status = of_field(status, field)
     now = read_progress(status)
-    limits = read_limits(status, movement.parameters)
+    limits = read_limits(status)
     block = tl.load(first + field).to(tl.int64)
     blocks = tl.load(count + field)
     while now.done == 0:
-        source = buffer_at(buffers, stride, now.tick)
-        target = buffer_at(buffers, stride, now.tick + 1)
+        source = buffer_at(buffers, status.stride, now.tick)
+        target = buffer_at(buffers, status.stride, now.tick + 1)
         total = tl.zeros((), tl.float64)
         most = tl.zeros((), tl.float64)
         for k in range(blocks):

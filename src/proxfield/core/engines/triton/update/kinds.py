@@ -1,7 +1,13 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
-"""The kinds of rules on a GPU: the formula of each, and the moments that it keeps.
+"""The arithmetic of one update, which every iterating kernel on a GPU shares.
 
-`moved` is the only kernel code that knows formulas; all else asks for sets of kinds.
+`moved` is the only kernel code that knows the formulas of the kinds of rules; all else asks for
+sets of kinds.
+
+Natural parameters are all a state holds: θ_l = −log q_l, normalized, so that q_l = exp(−θ_l)
+without a sum. A rule may shift a variable's θ by any number without changing q, so nothing is
+lost, and half as many bytes move as with q beside it. A binary variable holds one number,
+x = ½ log(q_0 / q_1): its centered θ is (−x, x), so the rules read the same for x as for any label.
 """
 
 from __future__ import annotations
@@ -13,6 +19,12 @@ from proxfield.core.devices.cuda import constant, constexpr, interpreted, jit, t
 from proxfield.core.devices.tensors import Tensor
 from proxfield.core.engines.plan import Kind
 
+START_ZERO = 1e30
+"""θ of a label without weight in a start: q = 0 exactly, but it moves as `START_THETA` does."""
+START_THETA = 69.07755278982137
+"""−log(1e-30): a start's zero would stay one under damping, so it counts as that instead."""
+CLAMP = 500.0
+"""|x| of a binary variable with an impossible label: its probability underflows to nothing."""
 LOOK = len(Kind)
 """In place of a kind: leave F and the gradient, and move nothing."""
 
@@ -27,6 +39,9 @@ def kinds_where(test: Callable[[Kind], bool]) -> int:
     return sum(1 << kind for kind in Kind if test(kind))
 
 
+_ZERO: constexpr = constant(START_ZERO)
+_THETA: constexpr = constant(START_THETA)
+_CLAMP: constexpr = constant(CLAMP)
 _LOOK: constexpr = constant(LOOK)
 _PROXIMAL: constexpr = constant(int(Kind.PROXIMAL))
 _MEAN: constexpr = constant(int(Kind.MEAN))
@@ -45,15 +60,11 @@ _NATIVE: constexpr = constant(not interpreted())
 class RuleForm(NamedTuple):
     """What kernels that update are compiled for."""
 
-    kind: int
-    """That of a rule, or `LOOK`."""
+    kind: int  # that of a rule, or `LOOK`
     adaptive: bool
-    trace: bool
-    """Is F of every state wanted?"""
-    flat: bool
-    """Has it one step for all variables?"""
-    hard: bool
-    """Are there impossible labels?"""
+    trace: bool  # is F of every state wanted?
+    flat: bool  # has it one step for all variables?
+    hard: bool  # are there impossible labels?
 
 
 class Movement(NamedTuple):
@@ -66,7 +77,7 @@ class Movement(NamedTuple):
     parameters: Tensor  # see `board`  # (PARAMETERS,) float64
 
 
-class Place(NamedTuple):
+class Entries(NamedTuple):
     """Entries of a state: ``base`` + ``at``, and which of them there are."""
 
     base: Tensor
@@ -179,3 +190,197 @@ def put_moments(by, here, first, second, RULE: constexpr, EVEN: constexpr):
         put(by.u + here.base + here.at, first, here.inside, EVEN)
     if (_SECOND >> RULE.kind) & 1:
         put(by.v + here.base + here.at, second, here.inside, EVEN)
+
+
+@jit
+def reciprocal(y):
+    """1 / y for y between 1 and a few thousands; one instruction for float32."""
+    if _NATIVE and y.dtype == tl.float32:
+        return tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [y], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        return 1.0 / y
+
+
+@jit
+def ratio(x):
+    """exp(−2|x|); for float32 by the unit for it, results below 1e-38 as 0."""
+    if _NATIVE and x.dtype == tl.float32:
+        return tl.inline_asm_elementwise(
+            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [tl.abs(x) * -2.8853900817779268],
+            dtype=tl.float32, is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        return tl.exp(-2.0 * tl.abs(x))
+
+
+@jit
+def larger(a, b):
+    """The larger of two, NaN if one is."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@jit
+def log_near(y):
+    """log y; for float32 to 2e-7 absolute near 1, by the unit for it."""
+    if _NATIVE and y.dtype == tl.float32:
+        two = tl.inline_asm_elementwise(
+            "lg2.approx.ftz.f32 $0, $1;", "=f,f", [y], dtype=tl.float32, is_pure=True, pack=1
+        )
+        return two * 0.6931471805599453
+    else:
+        return tl.log(y)
+
+
+@jit
+def spin(x):
+    """m = ½ − q_1 = ½ tanh x of a binary variable.
+
+    Odd to the bit, and 0 at 0: the symmetry of a field survives rounding.
+    """
+    e = ratio(x)
+    half = 0.5 - e * reciprocal(1.0 + e)
+    if x.dtype == tl.float32:  # the sign of x: one instruction
+        sign = x.to(tl.int32, bitcast=True) & -0x80000000
+        return (half.to(tl.int32, bitcast=True) | sign).to(tl.float32, bitcast=True)
+    else:
+        return tl.where(x < 0, -half, half)
+
+
+@jit
+def binary_update(x, m, g, bias, u, v, steps, numbers, RULE: constexpr):
+    """One update of binary variables.
+
+    Args:
+        x: Half the difference of the natural parameters.
+        m: ½ tanh x.
+        g: Σ −W m over neighbors, without the bias.
+        bias: Difference of the unary energies; ±inf where a label is impossible.
+        u: First moment.
+        v: Second moment.
+        steps: See `Steps`.
+        numbers: See `Numbers`.
+
+    Returns:
+        (new x, new m, u, v, change, F before it in float64). The change is over the step unless
+        that is one for all (``RULE.flat``): then the caller divides the largest by it. Entropy from
+        m in float32 is good to 1e-6 or so a variable, which is enough to follow F.
+    """
+    own = bias
+    step = steps.size
+    if RULE.hard:
+        clamped = tl.abs(bias) > 1e30
+        own = tl.where(clamped, 0.0, bias)
+    gradient = own + g
+    f = tl.zeros_like(x).to(tl.float64)
+    if RULE.trace:
+        large = 0.5 + tl.abs(m)
+        weighted = 2.0 * tl.abs(x) * (0.5 - tl.abs(m))
+        if x.dtype == tl.float64:  # ½ − |m| would lose what is small
+            e = ratio(x)
+            weighted = 2.0 * tl.abs(x) * (e / (1.0 + e))
+        f = (log_near(large) - weighted - 0.5 * m * (own + gradient)).to(tl.float64)
+    target = (0.5 * numbers.beta) * gradient
+    if RULE.adaptive:
+        spread = 1.0 - 4.0 * m * m
+        step = tl.where(steps.redo != 0, steps.safe, 1.0 / (1.0 + (1.0 / step - 1.0) * spread))
+    new, u, v = moved(x, target, u, v, step, numbers, LabelMeans(0.0, 0.0, 0.0), RULE.kind)
+    if (_AVERAGES >> RULE.kind) & 1:
+        e = ratio(x)
+        t = e / (1.0 + e)
+        e = ratio(new)
+        small = e / (1.0 + e)
+        mine = tl.where(x > 0, t, 1.0 - t)  # q_1
+        other = tl.where(x > 0, 1.0 - t, t)
+        towards = tl.where(new > 0, small, 1.0 - small)
+        away = tl.where(new > 0, 1.0 - small, small)
+        one = (1.0 - step) * mine + step * towards
+        zero = (1.0 - step) * other + step * away
+        new = 0.5 * (tl.log(tl.maximum(zero, 1e-37)) - tl.log(tl.maximum(one, 1e-37)))
+    if RULE.hard:
+        new = tl.where(clamped, tl.where(bias > 0, _CLAMP, -_CLAMP), new)
+    after = spin(new)
+    change = tl.abs(after - m)
+    if not RULE.flat:
+        change = change * (1.0 / step)
+    return new, after, u, v, change, f
+
+
+@jit
+def exponential(x):
+    """exp(−x) for x ≥ 0; for float32 by the unit for it, results below 1e-38 as 0."""
+    if _NATIVE and x.dtype == tl.float32:
+        return tl.inline_asm_elementwise(
+            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x * -1.4426950408889634],
+            dtype=tl.float32, is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        return tl.exp(-x)
+
+
+@jit
+def label_update(theta, q, gradient, u, v, steps, numbers, inside, RULE: constexpr):
+    """One update of variables with any labels; tiles are (variables, labels).
+
+    Args:
+        theta: −log q, or one of its stand-ins.
+        q: exp(−θ), 0 outside.
+        gradient: dE/dq, +inf where a label is impossible (if ``RULE.hard``).
+        u: First moment.
+        v: Second moment.
+        steps: See `Steps`.  # (variables, 1)
+        numbers: See `Numbers`.
+        inside: Which entries of the tile are labels.
+
+    Returns:
+        (new θ, u, v, change of each variable over the step).
+    """
+    inf = float("inf")
+    possible = inside
+    step = steps.size
+    if RULE.hard:
+        possible = inside & (gradient < inf)
+    target = tl.where(possible, numbers.beta * gradient, 0.0)
+    stand_in = theta >= 0.9 * _ZERO
+    if RULE.hard:
+        theta = tl.where(stand_in, tl.where(theta < inf, _THETA, target), theta)
+    else:
+        theta = tl.where(stand_in, _THETA, theta)
+    theta = tl.where(possible, theta, 0.0)
+    if RULE.adaptive:
+        spread = tl.max(4.0 * q * (1.0 - q), 1)[:, None]
+        step = tl.where(steps.redo != 0, steps.safe, 1.0 / (1.0 + (1.0 / step - 1.0) * spread))
+    mean_residual = tl.zeros_like(step)
+    mean_target = tl.zeros_like(step)
+    mean_theta = tl.zeros_like(step)
+    if (_CENTERED >> RULE.kind) & 1:
+        count = tl.maximum(tl.sum(possible.to(theta.dtype), 1), 1.0)[:, None]
+        residual = tl.where(possible, theta - target, 0.0)
+        mean_residual = tl.sum(residual, 1)[:, None] / count
+        mean_target = tl.sum(target, 1)[:, None] / count
+        mean_theta = tl.sum(theta, 1)[:, None] / count
+    mean = LabelMeans(mean_residual, mean_target, mean_theta)
+    new, u, v = moved(theta, target, u, v, step, numbers, mean, RULE.kind)
+    new = tl.where(possible, new, inf)
+    low = tl.min(new, 1)[:, None]
+    if RULE.hard:
+        some = low < inf  # else no label is possible: q = 0
+        shifted = tl.where(possible, new - tl.where(some, low, 0.0), inf)
+        e = exponential(shifted)
+        total = tl.where(some, tl.sum(e, 1)[:, None], 1.0)
+    else:
+        shifted = tl.where(possible, new - low, inf)
+        e = exponential(shifted)
+        total = tl.sum(e, 1)[:, None]
+    after = e * (1.0 / total)
+    new = shifted + tl.log(total)
+    if (_AVERAGES >> RULE.kind) & 1:
+        after = tl.where(possible, (1.0 - step) * q + step * after, 0.0)
+        total = tl.sum(after, 1)[:, None]
+        after = after / tl.where(total > 0, total, 1.0)
+        new = tl.where(after > 0, -tl.log(tl.where(after > 0, after, 1.0)), _ZERO)
+    new = tl.where(possible, new, inf)
+    change = tl.where(inside, tl.abs(after - q), 0.0)
+    change = tl.reduce(change, 1, larger)
+    return new, u, v, change * tl.max(1.0 / step, 1)

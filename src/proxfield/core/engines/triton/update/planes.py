@@ -19,72 +19,76 @@ from typing import NamedTuple
 
 from proxfield.core.devices.cuda import constexpr, jit, jit_for_any, tl
 from proxfield.core.devices.tensors import Tensor
-from proxfield.core.engines.triton.update.arithmetic import exponential, label_update, larger
 from proxfield.core.engines.triton.update.board import (
     _DONE,
     _REDO,
     _TICK,
     buffer_at,
-    numbers_of,
-    step_of,
+    move_labels,
 )
 from proxfield.core.engines.triton.update.general import fetch_marginals
-from proxfield.core.engines.triton.update.kinds import (
-    _LOOK,
-    _NATIVE,
-    Movement,
-    Place,
-    Steps,
-    fetch_moments,
-    put_moments,
-)
+from proxfield.core.engines.triton.update.kinds import _NATIVE, Entries, Movement, exponential
 
 
 class Planes(NamedTuple):
     """What kernels over planes are compiled for, beside the rule."""
 
     labels: int
-    lanes: int
-    """Labels rounded up to a power of two."""
+    lanes: int  # labels rounded up to a power of two
     block: int
-    degree: int
-    """Neighbors of each variable, 0 where blocks differ, or −1 where there are none."""
-    groups: int
-    """Shared tables."""
-    table_degree: int
-    """Neighbors in each group of each variable, or 0 where blocks differ."""
-    dot: bool
-    """See `products_added`."""
+    degree: int  # neighbors of each variable, 0 where blocks differ, or −1 where there are none
+    groups: int  # shared tables
+    table_degree: int  # neighbors in each group of each variable, or 0 where blocks differ
+    dot: bool  # see `products_added`
 
 
-class Slots(NamedTuple):
-    """Where blocks' neighbors begin, and how many each variable has at most.
+class PlaneEdges(NamedTuple):
+    """Where blocks' neighbors begin, how many each variable has at most, and shared tables.
 
     Neighbor k of place j of a block is at ``start + k·BLOCK + j``. Groups of neighbors that share a
-    table are one after another.
+    table are one after another, the tables with the neighbors' labels first; see
+    `planes_pack.in_parts`. ``scales`` are what marginals are multiplied with, and what takes this
+    and the scale of the tables back.
     """
 
+    n: int  # variables
     start: Tensor
     length: Tensor
-
-
-class SharedTables(NamedTuple):
-    """Tables of all groups, with the neighbors' labels first; see `planes_pack.in_parts`.
-
-    ``scales`` are what marginals are multiplied with, and what takes this and the scale of the
-    tables back.
-    """
-
-    entries: Tensor
+    group_start: Tensor
+    group_length: Tensor
+    tables: Tensor
     scales: Tensor
 
 
+class PlaneBlock(NamedTuple):
+    """A block of variables in a kernel."""
+
+    block: Tensor
+    place: Tensor  # (BLOCK,)
+    offset: Tensor  # of each label  # (1, L)
+    at: Tensor  # entries  # (BLOCK, L)
+    inside: Tensor  # (BLOCK, L)
+
+
 @jit
-def agreement(g, source, to, weight, edge, offset, inside, LINEAR: constexpr):
+def block_of(P: constexpr):
+    """The variables of this program."""
+    block = tl.program_id(0)
+    place = tl.arange(0, P.block)
+    label = tl.arange(0, P.lanes)[None, :]
+    # of constants for each register, so that labels beyond the last cost nothing
+    inside = (label < P.labels) & (place >= 0)[:, None]
+    offset = label * P.block
+    at = block * (P.labels * P.block) + place[:, None] + offset
+    return PlaneBlock(block, place, offset, at, inside)
+
+
+@jit
+def agreement(g, source, to, weight, edge, here, LINEAR: constexpr):
     """Adds w q_j(l) of one neighbor of each variable."""
     w = tl.load(weight + edge)[:, None]
     j = tl.load(to + edge)[:, None]
-    return g + w * fetch_marginals(source + j + offset, inside, LINEAR)
+    return g + w * fetch_marginals(source + j + here.offset, here.inside, LINEAR)
 
 
 @jit
@@ -96,19 +100,17 @@ def marginals_added(s, source, to, edge, offset, inside, LINEAR: constexpr):
 
 
 @jit
-def group_marginals(
-    s, source, to, first, degree, place, offset, inside,
-    DEGREE: constexpr, BLOCK: constexpr, LINEAR: constexpr,
-):  # fmt: skip
-    """Adds Σ_j q_j(l) over a group's neighbors of each variable: DEGREE, or ``degree`` if 0."""
-    if DEGREE > 0:
-        for k in tl.static_range(DEGREE):
-            edge = first + k * BLOCK + place
-            s = marginals_added(s, source, to, edge, offset, inside, LINEAR)
+def group_marginals(s, source, to, edge, degree, offset, inside, P: constexpr, LINEAR: constexpr):
+    """Adds Σ_j q_j(l) over a group's neighbors of each variable, of which ``edge`` is the first.
+
+    There are ``degree`` of them where their number isn't known when compiling.
+    """
+    if P.table_degree > 0:
+        for k in tl.static_range(P.table_degree):
+            s = marginals_added(s, source, to, edge + k * P.block, offset, inside, LINEAR)
     else:
         for k in range(degree):
-            edge = first + k * BLOCK + place
-            s = marginals_added(s, source, to, edge, offset, inside, LINEAR)
+            s = marginals_added(s, source, to, edge + k * P.block, offset, inside, LINEAR)
     return s
 
 
@@ -141,157 +143,99 @@ def products_added(total, s, scale, table, across, L: constexpr):
 
 
 @jit
-def shared_tables(
-    g, source, to, block, place, offset, inside, groups, tables,
-    P: constexpr, LINEAR: constexpr, DOT: constexpr,
-):  # fmt: skip
+def shared_tables(g, source, to, here, edges, P: constexpr, LINEAR: constexpr, DOT: constexpr):
     """Adds Σ_k T_k Σ_j q_j of all groups k of neighbors j.
 
     DOT: see `products_added`. Otherwise one label of the neighbors after another.
     """
     BLOCK: constexpr = P.block
-    DEGREE: constexpr = P.table_degree
-    GROUPS: constexpr = P.groups
     L: constexpr = P.lanes
     label = tl.arange(0, L)[None, :]
     blocks = tl.num_programs(0)
     total = tl.zeros_like(g)
     across = tl.arange(0, L)[:, None] * L + label
     if DOT:
-        scale = tl.load(tables.scales)
-        for k in tl.static_range(GROUPS):
-            first = tl.load(groups.start + k * blocks + block)
+        scale = tl.load(edges.scales)
+        for k in tl.static_range(P.groups):
+            edge = tl.load(edges.group_start + k * blocks + here.block) + here.place
             degree = 0
-            if DEGREE == 0:
-                degree = tl.load(groups.length + k * blocks + block)
+            if P.table_degree == 0:
+                degree = tl.load(edges.group_length + k * blocks + here.block)
             s = group_marginals(
-                tl.zeros_like(g), source, to, first, degree, place, offset, inside,
-                DEGREE, BLOCK, LINEAR,
-            )  # fmt: skip
-            total = products_added(total, s, scale, tables.entries + 2 * k * (L * L), across, L)
+                tl.zeros_like(g), source, to, edge, degree, here.offset, here.inside, P, LINEAR
+            )
+            total = products_added(total, s, scale, edges.tables + 2 * k * (L * L), across, L)
         # turned twice, else what follows would be computed in the layout of products
-        total = tl.trans(pinned(tl.trans(total))) * tl.load(tables.scales + 1)
+        total = tl.trans(pinned(tl.trans(total))) * tl.load(edges.scales + 1)
     else:
-        everywhere = (place >= 0)[:, None]
-        for k in range(GROUPS):
-            first = tl.load(groups.start + k * blocks + block)
+        everywhere = (here.place >= 0)[:, None]
+        for k in range(P.groups):
+            edge = tl.load(edges.group_start + k * blocks + here.block) + here.place
             degree = 0
-            if DEGREE == 0:
-                degree = tl.load(groups.length + k * blocks + block)
+            if P.table_degree == 0:
+                degree = tl.load(edges.group_length + k * blocks + here.block)
             for m in range(P.labels):
+                none = tl.zeros((BLOCK, 1), g.dtype)
                 q = group_marginals(
-                    tl.zeros((BLOCK, 1), g.dtype), source, to, first, degree, place,
-                    m * BLOCK, everywhere, DEGREE, BLOCK, LINEAR,
-                )  # fmt: skip
-                total += q * tl.load(tables.entries + (k * L + m) * L + label)
+                    none, source, to, edge, degree, m * BLOCK, everywhere, P, LINEAR
+                )
+                total += q * tl.load(edges.tables + (k * L + m) * L + label)
     return g + total
 
 
-@jit_for_any(
-    pointers=(
-        "buffers",
-        "parts",
-        "unary",
-        "u",
-        "v",
-        "step",
-        "safe",
-        "to",
-        "weight",
-        "group_to",
-    ),
-)
+@jit_for_any(pointers=("buffers", "unary", "u", "v", "to", "weight", "group_to"))
 def plane_step(
-    buffers, stride, n, board, parts, unary, u, v, step, safe, parameters, to, weight, group_to,
-    slots, groups, tables, RULE: constexpr, P: constexpr,
-):  # fmt: skip
+    buffers, status, unary, u, v, to, weight, group_to, edges, RULE: constexpr, P: constexpr
+):
     """One update of all variables, a program for each block.
 
     ``to`` are entries of the neighbors' first labels, and ``group_to`` those of neighbors by group,
     −1 where a variable has fewer of them.
-    The kind `LOOK` only looks: ``u`` gets the gradient.
     """
     BLOCK: constexpr = P.block
     L: constexpr = P.lanes
     DEGREE: constexpr = P.degree
-    movement = Movement(u, v, step, safe, parameters)
-    block = tl.program_id(0)
-    tick = tl.load(board + _TICK)
-    if tl.load(board + _DONE) == 0:
-        source = buffer_at(buffers, stride, tick)
-        target = buffer_at(buffers, stride, tick + 1)
-        place = tl.arange(0, BLOCK)
-        who = block * BLOCK + place
-        real = who < n
-        label = tl.arange(0, L)[None, :]
-        # of constants for each register, so that labels beyond the last cost nothing
-        inside = (label < P.labels) & (place >= 0)[:, None]
-        offset = label * BLOCK
-        at = block * (P.labels * BLOCK) + place[:, None] + offset
-        first = tl.load(slots.start + block)
+    tick = tl.load(status.board + _TICK)
+    if tl.load(status.board + _DONE) == 0:
+        source = buffer_at(buffers, status.stride, tick)
+        here = block_of(P)
+        who = here.block * BLOCK + here.place
+        real = who < edges.n
+        first = tl.load(edges.start + here.block)
         g = tl.zeros((BLOCK, L), buffers.dtype.element_ty)
         if P.groups > 0:
-            g = shared_tables(
-                g, source, group_to, block, place, offset, inside, groups, tables, P, False, P.dot
-            )
+            g = shared_tables(g, source, group_to, here, edges, P, False, P.dot)
         if DEGREE > 0:
             for k in tl.static_range(DEGREE):
-                g = agreement(
-                    g, source, to, weight, first + k * BLOCK + place, offset, inside, False
-                )
+                g = agreement(g, source, to, weight, first + k * BLOCK + here.place, here, False)
         elif DEGREE == 0:
-            for k in range(tl.load(slots.length + block)):
-                g = agreement(
-                    g, source, to, weight, first + k * BLOCK + place, offset, inside, False
-                )
-        theta = tl.load(source + at, mask=inside, other=float("inf"))
-        own = tl.load(unary + at, mask=inside, other=0.0)
-        like = theta.dtype
+            for k in range(tl.load(edges.length + here.block)):
+                g = agreement(g, source, to, weight, first + k * BLOCK + here.place, here, False)
+        theta = tl.load(source + here.at, mask=here.inside, other=float("inf"))
+        own = tl.load(unary + here.at, mask=here.inside, other=0.0)
         q = exponential(theta)
-        f = tl.zeros((BLOCK,), like)
+        f = tl.zeros((BLOCK,), theta.dtype)
         if RULE.trace:  # log q = −θ
             rest = own + 0.5 * g - theta
-            f = tl.sum(tl.where(inside & (q > 0), q * rest, 0.0), 1)
-        g += own
-        change = tl.zeros((BLOCK,), like)
-        if RULE.kind == _LOOK:
-            tl.store(movement.u + at, g, mask=inside)
-        else:
-            numbers = numbers_of(movement.parameters, like)
-            here = Place(0, at, inside)
-            m1, m2 = fetch_moments(movement, here, g, RULE, False)
-            s = tl.zeros((BLOCK, 1), like) + step_of(movement.parameters, like)
-            certified = s
-            if not RULE.flat:
-                s = tl.load(movement.step + who, mask=real, other=1.0)[:, None]
-            if RULE.adaptive:
-                certified = tl.load(movement.safe + who, mask=real, other=1.0)[:, None]
-            steps = Steps(s, certified, tl.load(board + _REDO))
-            new, m1, m2, change = label_update(theta, q, g, m1, m2, steps, numbers, inside, RULE)
-            tl.store(target + at, new, mask=inside)
-            put_moments(movement, here, m1, m2, RULE, False)
-        tl.store(parts + block * 2, tl.sum(tl.where(real, f, 0.0).to(tl.float64), 0))
-        most = tl.reduce(tl.where(real, change, 0.0), 0, larger)
-        tl.store(parts + block * 2 + 1, most.to(tl.float64))
+            f = tl.sum(tl.where(here.inside & (q > 0), q * rest, 0.0), 1)
+        target = buffer_at(buffers, status.stride, tick + 1)
+        movement = Movement(u, v, status.step, status.safe, status.parameters)
+        place = Entries(0, here.at, here.inside)
+        redo = tl.load(status.board + _REDO)
+        change = move_labels(theta, q, g + own, target, place, who, real, redo, movement, RULE)
+        parts = status.parts + here.block * 2
+        tl.store(parts, tl.sum(tl.where(real, f, 0.0).to(tl.float64), 0))
+        tl.store(parts + 1, change.to(tl.float64))
 
 
 @jit
-def plane_product(source, out, to, weight, group_to, slots, groups, tables, P: constexpr):
+def plane_product(source, out, to, weight, group_to, edges, P: constexpr):
     """What `plane_step` adds up, of numbers in place of marginals."""
-    BLOCK: constexpr = P.block
-    L: constexpr = P.lanes
-    block = tl.program_id(0)
-    place = tl.arange(0, BLOCK)
-    label = tl.arange(0, L)[None, :]
-    inside = (label < P.labels) & (place >= 0)[:, None]
-    offset = label * BLOCK
-    at = block * (P.labels * BLOCK) + place[:, None] + offset
-    first = tl.load(slots.start + block)
-    g = tl.zeros((BLOCK, L), out.dtype.element_ty)
-    for k in range(tl.load(slots.length + block)):
-        g = agreement(g, source, to, weight, first + k * BLOCK + place, offset, inside, True)
+    here = block_of(P)
+    first = tl.load(edges.start + here.block)
+    g = tl.zeros((P.block, P.lanes), out.dtype.element_ty)
+    for k in range(tl.load(edges.length + here.block)):
+        g = agreement(g, source, to, weight, first + k * P.block + here.place, here, True)
     if P.groups > 0:
-        g = shared_tables(
-            g, source, group_to, block, place, offset, inside, groups, tables, P, True, False
-        )
-    tl.store(out + at, g, mask=inside)
+        g = shared_tables(g, source, group_to, here, edges, P, True, False)
+    tl.store(out + here.at, g, mask=here.inside)

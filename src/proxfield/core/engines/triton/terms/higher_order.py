@@ -1,4 +1,4 @@
-"""Segments that want to agree, on a device."""
+"""Terms over many variables on a device: segments that agree, classes that occur together."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from proxfield.core.devices.tensors import Tensor, TorchDevice
 from proxfield.core.filters.triton.segments import SegmentSum
 from proxfield.core.terms.base import Layout
 from proxfield.core.terms.consistency import LOG_TINY, Consistency
+from proxfield.core.terms.cooccurrence import Cooccurrence, LatentCooccurrence, envelope
 
 
 class ConsistencyOnDevice:
@@ -76,3 +77,64 @@ class ConsistencyOnDevice:
             added = self.by_variable(added)
         out[self.target] = out[self.target] + added.to(out.dtype)
         return energy
+
+
+class CooccurrenceOnDevice:
+    """`Cooccurrence` with ``latent="implicit"``: pixels on the device, classes on the host.
+
+    Args:
+        term: The term.
+        layout: Layout of the field.
+        dtype: Type of the marginals.
+        device: A device of torch.
+    """
+
+    capturable = False
+
+    def __init__(self, term: Cooccurrence, layout: Layout, dtype: str, device: TorchDevice) -> None:
+        self.term = term
+        self.device = torch.device(device)
+        common = layout.common
+        start = int(layout.offsets[term.first]) if common is None else term.first * common
+        self.at = slice(start, start + term.pixels * term.n_labels)
+        self.classes = torch.from_numpy(np.array(term.classes)).to(self.device)
+
+    def _absent(self, q: Tensor) -> Tensor:
+        """κ Σ_i q_il.  # (m,) float64"""
+        rows = q[self.at].view(-1, self.term.n_labels)
+        return self.term.kappa * rows.sum(0, dtype=torch.float64)[self.classes]
+
+    def _add_to_pixels(self, energies: Tensor, out: Tensor) -> None:
+        """Add an energy per class to every pixel.  energies: (m,)"""
+        row = torch.zeros(self.term.n_labels, dtype=out.dtype, device=out.device)
+        row[self.classes] = energies.to(out.dtype)
+        out[self.at].view(-1, self.term.n_labels).add_(row)
+
+    def add_gradient(self, q: Tensor, out: Tensor) -> Tensor:
+        """See `DeviceTerm`."""
+        energy, off = envelope(self._absent(q).cpu().numpy(), self.term.weights)
+        self._add_to_pixels(self.term.kappa * torch.from_numpy(off).to(self.device), out)
+        return torch.tensor(energy, dtype=torch.float64, device=self.device)
+
+
+class LatentOnDevice(CooccurrenceOnDevice):
+    """`Cooccurrence` with ``latent="variables"``, all of it on the device."""
+
+    capturable = True
+
+    def __init__(
+        self, term: LatentCooccurrence, layout: Layout, dtype: str, device: TorchDevice
+    ) -> None:
+        super().__init__(term, layout, dtype, device)
+        self.weights = torch.from_numpy(np.array(term.weights)).to(self.device)
+        self.off = torch.from_numpy(np.array(term._off(layout))).to(self.device)
+
+    def add_gradient(self, q: Tensor, out: Tensor) -> Tensor:
+        """See `DeviceTerm`."""
+        absent = self._absent(q)
+        off, on = q[self.off].to(torch.float64), q[self.off + 1].to(torch.float64)
+        pairs = self.weights @ on
+        self._add_to_pixels(self.term.kappa * off, out)
+        out[self.off] = out[self.off] + absent.to(out.dtype)
+        out[self.off + 1] = out[self.off + 1] + pairs.to(out.dtype)
+        return absent @ off + 0.5 * (on @ pairs)
