@@ -183,3 +183,15 @@ def grow(
 def _purity(counts: Ints, scores: Ints) -> int:
     """How far a leaf's labels are from evenly mixed, in units of gain; −n times the entropy."""
     return int(scores[counts].sum() - scores[counts.sum()])
+
+
+def apply(tree: Tree, features: Bytes) -> Ints:
+    """The leaf of each sample.  # (samples, features) -> (samples,)"""
+    node, rows = np.zeros(len(features), dtype=np.int64), np.arange(len(features))
+    while True:
+        feature, value = tree.tests[node].T
+        inner = feature >= 0
+        if not inner.any():
+            return np.asarray(tree.leaf_of[node])
+        other = features[rows, np.maximum(feature, 0)] != value
+        node = np.where(inner, tree.children[node, other.astype(int)], node)

@@ -7,8 +7,7 @@ import pytest
 
 from proxfield.errors import InputError, MissingDependencyError
 from proxfield.learn import characters
-from proxfield.learn.character_files import write_characters
-from proxfield.learn.characters import gb2312, hole_mask, make_characters
+from proxfield.learn.characters import gb2312, hole_mask, make_characters, write_characters
 
 pytest.importorskip("PIL")
 needs_fonts = pytest.mark.skipif(

@@ -244,7 +244,7 @@ def test_an_interrupt_between_stages_keeps_what_is_learned(monkeypatch: pytest.M
         raise KeyboardInterrupt
 
     X, y = make_data()
-    monkeypatch.setattr("proxfield.learn.crf.unroll", interrupt)
+    monkeypatch.setattr("proxfield.learn.crf.Unrolled", interrupt)
     model = CRF(max_iters=4).fit(X, y)
     assert model.parameters_["unary"].any()
 

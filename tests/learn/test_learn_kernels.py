@@ -11,8 +11,8 @@ from learn_cases import CASES, exact_counts, labellings, make_case
 
 import proxfield as pf
 from proxfield.learn import LOSSES, Parameters, marginal_loss, prepare, pseudo_likelihood
-from proxfield.learn.adjoint import unroll
 from proxfield.learn.chains import GibbsChains, add_counts
+from proxfield.learn.methods import Unrolled
 
 
 def flat(parameters: Parameters) -> np.ndarray:
@@ -104,7 +104,7 @@ def test_unrolled_updates_are_the_reference(kind: str) -> None:
     instances, parameters = make_case(kind)
     s = prepare(instances)
     w = s.tables(parameters)
-    run = unroll(s, w, 7, 0.4)
+    run = Unrolled(s.updates(w), 7, 0.4)
     q, history = reference.unrolled(s, w, 7, 0.4)
     np.testing.assert_allclose(run.q, q, rtol=1e-10, atol=1e-14)
     d = np.random.default_rng(2).normal(size=len(q))
@@ -117,7 +117,7 @@ def test_unrolled_updates_end_at_a_fixed_point_of_mean_field(kind: str) -> None:
     instances, parameters = make_case(kind, count=1)
     weak = {name: 0.3 * value for name, value in parameters.items()}
     s = prepare(instances)
-    q = unroll(s, s.tables(weak), 300, 0.5).q
+    q = Unrolled(s.updates(s.tables(weak)), 300, 0.5).q
     field = instances[0].field(weak)
     result = pf.infer(field, "sweep", max_iters=3000, tol=1e-12)
     free = np.isin(field.layout.owner, np.flatnonzero(instances[0].observed < 0))

@@ -252,7 +252,7 @@ def test_an_interrupt_while_interactions_are_weakened_ends_the_fit(
 
     instances, parameters = make_case("binary")
     told: list[FitProgress] = []
-    monkeypatch.setattr("proxfield.learn.marginals.weakened", interrupt)
+    monkeypatch.setattr("proxfield.learn.methods.weakened", interrupt)
     with stages() as interrupted:
         found = fit_marginals(instances, parameters, callback=told.append)
         assert interrupted()  # stages around it know

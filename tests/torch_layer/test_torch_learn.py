@@ -9,19 +9,18 @@ import numpy as np
 import pytest
 
 from proxfield.core.common.arrays import Doubles
+from proxfield.core.engines.torch.tied import TorchUpdates
 from proxfield.learn import fit_marginals, marginal_loss, prepare
-from proxfield.learn.adjoint import Unrolled, unroll
+from proxfield.learn.methods import Unrolled
 from proxfield.learn.structure import Structure
 
 sys.path.append(str(Path(__file__).parents[1] / "learn"))
 from learn_cases import CASES, make_case
 
 
-def on_torch(s: Structure, w: Doubles, n_updates: int, step: float, device: str) -> Unrolled:
+def on_torch(s: Structure, w: Doubles, device: str = "cpu") -> TorchUpdates:
     """The updates in torch, on the CPU too."""
-    from proxfield.core.engines.torch.tied import TorchUpdates
-
-    return Unrolled(TorchUpdates(s.on_torch(device), w), n_updates, step)
+    return TorchUpdates(s.on_torch(device), w)
 
 
 @pytest.mark.parametrize("kind", CASES)
@@ -29,7 +28,7 @@ def test_same_marginals_and_gradients(kind: str, device: str) -> None:
     instances, parameters = make_case(kind)
     s = prepare(instances)
     w = s.tables(parameters)
-    ours, theirs = unroll(s, w, 6, 0.5), on_torch(s, w, 6, 0.5, device)
+    ours, theirs = (Unrolled(u, 6, 0.5) for u in (s.updates(w), on_torch(s, w, device)))
     np.testing.assert_allclose(ours.q, theirs.q, rtol=1e-9, atol=1e-12)
     d = np.random.default_rng(0).normal(size=len(ours.q))
     np.testing.assert_allclose(ours.backward(d), theirs.backward(d), rtol=1e-7, atol=1e-10)
@@ -40,7 +39,7 @@ def test_fit(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     s = prepare(instances)
     ours = fit_marginals(s, parameters, max_iters=5)
     if device == "cpu":  # which means compiled kernels otherwise
-        monkeypatch.setattr("proxfield.learn.marginals.unroll", on_torch)
+        monkeypatch.setattr(Structure, "updates", on_torch)
     theirs = fit_marginals(s, parameters, max_iters=5, device=device)
     for name, value in ours.items():
         np.testing.assert_allclose(value, theirs[name], rtol=1e-4, atol=1e-5)

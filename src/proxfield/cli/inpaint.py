@@ -26,9 +26,8 @@ from proxfield.errors import InputError
 from proxfield.io.files import atomic_write, display_name
 from proxfield.io.images import import_pillow, png_bytes, read_labels, write_labels
 from proxfield.io.remote import AnyPath, make_path
-from proxfield.learn.decision_tree_field import DecisionTreeField
+from proxfield.learn.decision_tree_field import DecisionTreeField, check_images
 from proxfield.learn.estimator import whole
-from proxfield.learn.holes import check_images
 from proxfield.viz.sheets import inpainting_sheet
 
 

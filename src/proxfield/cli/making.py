@@ -94,8 +94,7 @@ def snakes(options: Options) -> None:
 
 def characters(options: Options) -> None:
     """Run ``make characters``."""
-    from proxfield.learn.character_files import write_characters
-    from proxfield.learn.characters import make_characters
+    from proxfield.learn.characters import make_characters, write_characters
 
     train, test, held_out = options.train, options.test, options.held_out
     names = None if options.fonts is None else split_names(options.fonts, "--fonts")

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from typing import Any
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.core.common.arrays import Doubles, Ints
+from proxfield.core.common.arrays import Array, Doubles, Ints
 from proxfield.core.common.checks import is_real, whole_number
 from proxfield.errors import InputError, shown
-from proxfield.learn.blocks import Parameters
 from proxfield.learn.optimize import AdamSteps, Callback, FitWatch, Packing, check_limits, stoppable
-from proxfield.learn.structure import Structure, checked
-from proxfield.learn.tied import TiedField
+from proxfield.learn.structure import Structure, prepare
+from proxfield.learn.tied import Parameters, TiedField
 
 HELD = 1 << 62
 """First random number of chains that hold known labels: they draw others than free ones."""
-
-
-Move = Callable[[np.uint64, Ints], None]
-"""One sweep of a chain, with the number of its first random number."""
 
 
 class GibbsChains:
@@ -67,32 +62,22 @@ class GibbsChains:
 
     def sweep(self, w: Doubles, sweeps: int = 1) -> None:
         """Make sweeps of all chains under these tables."""
-        move = self._binary_move(w) if self.structure.binary else self._move(w)
+        from proxfield.core.engines.numba import tied
+        from proxfield.learn import kernels
+
+        s, slots = self.structure, self.slots
+        move: Callable[..., None]
+        if s.binary:
+            h, j = tied.as_spins(w, s.order(1), s.order(2), s.offsets)
+            move = partial(kernels.gibbs_binary, h, slots.ptr, self.other, j[slots.factor])
+        else:
+            unary = np.zeros(s.offsets[-1])
+            tied.add_gradient(w, s.order(1), s.offsets, unary, unary)
+            move = partial(kernels.gibbs, w, unary, s.offsets, slots)
         for _ in range(sweeps):
             for x in self.x:
-                move(np.uint64(self.first + self.sweeps * self.structure.n_vars), x)
+                move(self.held, self.seed, np.uint64(self.first + self.sweeps * s.n_vars), x)
                 self.sweeps += 1
-
-    def _move(self, w: Doubles) -> Move:
-        from proxfield.core.engines.numba.tied import add_gradient
-        from proxfield.learn.kernels import gibbs
-
-        s = self.structure
-        unary = np.zeros(s.offsets[-1])
-        add_gradient(w, s.order(1), s.offsets, unary, unary)
-        return lambda counter, x: gibbs(
-            w, unary, s.offsets, self.slots, self.held, self.seed, counter, x
-        )
-
-    def _binary_move(self, w: Doubles) -> Move:
-        from proxfield.core.engines.numba.tied import as_spins
-        from proxfield.learn.kernels import gibbs_binary
-
-        h, j = as_spins(w, self.structure.order(1), self.structure.order(2), self.structure.offsets)
-        of_slots = j[self.slots.factor]
-        return lambda counter, x: gibbs_binary(
-            h, self.slots.ptr, self.other, of_slots, self.held, self.seed, counter, x
-        )
 
     def counts(self) -> Doubles:
         """How often each entry of the tables occurs, the mean over chains.  # (n_entries,)"""
@@ -110,7 +95,7 @@ def add_counts(structure: Structure, x: Ints, share: float, out: Doubles) -> Non
         count_labels(f, x, share, out)
 
 
-def _joined(parts: list[Any], dtype: type) -> NDArray[Any]:
+def _joined(parts: list[Array], dtype: type) -> Array:
     return np.concatenate([np.zeros(0, dtype=dtype), *parts]).astype(dtype)
 
 
@@ -157,7 +142,8 @@ def fit_chains(
         >>> fit_chains([instance], {"smooth": np.zeros(1)})["smooth"] > 0
         array([ True])
     """
-    structure, start = checked(instances, parameters)
+    structure = prepare(instances)
+    start = structure.start(parameters)
     check_limits(l2, max_iters)
     whole_number(sweeps, "sweeps", 1)
     whole_number(n_chains, "n_chains", 1)

@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
-from proxfield.core.common.arrays import Ints
+from proxfield.core.common.arrays import Array, Ints
 from proxfield.core.common.checks import whole_number
 from proxfield.core.common.memory import check_memory
 from proxfield.core.common.records import Record
 from proxfield.core.solve.rules.registry import make_rule
 from proxfield.errors import InputError, shown
 from proxfield.field import Field
-from proxfield.learn.adjoint import check_updates, unroll
-from proxfield.learn.blocks import Block, Parameters
-from proxfield.learn.estimator import Estimator, as_sequence, digest, versions
+from proxfield.learn.estimator import Estimator, Instance, as_sequence, digest, versions
 from proxfield.learn.losses import Loss, find_loss
+from proxfield.learn.methods import METHODS, Unrolled, check_updates, find_method
 from proxfield.learn.optimize import Callback, check_limits, stages, stoppable
-from proxfield.learn.registry import METHODS, find_method
 from proxfield.learn.structure import Structure, prepare
-from proxfield.learn.tied import TiedField
+from proxfield.learn.tied import Block, Parameters, TiedField
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+T = TypeVar("T")
 
 UNARIES = ("linear", "table")
 PAIRWISE = ("potts", "ising", "table", "none")
@@ -58,9 +58,9 @@ class Graph:
         2
     """
 
-    nodes: Any
-    edges: Any = ()
-    edge_features: Any = None
+    nodes: Array
+    edges: ArrayLike = ()
+    edge_features: Array = None
     edge_index: ArrayLike | None = None
     observed: ArrayLike | None = None
 
@@ -148,7 +148,7 @@ class CRF(Estimator):
         self.seed = seed
 
     def fit(
-        self, X: Sequence[Any], y: Sequence[ArrayLike], callback: Callback | None = None
+        self, X: Sequence[Instance], y: Sequence[ArrayLike], callback: Callback | None = None
     ) -> Self:
         """Learn the parameters.
 
@@ -209,7 +209,7 @@ class CRF(Estimator):
                         break
                     found = METHODS["marginals"](structure, parameters, n_updates=n, **options)
                     parameters = found
-                    run = unroll(structure, structure.tables(found), n, self.step)
+                    run = Unrolled(structure.updates(structure.tables(found)), n, self.step)
                     if run.change < SETTLED:
                         break
             elif self.method != "pseudo" and not interrupted():
@@ -217,7 +217,7 @@ class CRF(Estimator):
                 parameters = method(structure, parameters, seed=self.seed, **given)
         return parameters
 
-    def field(self, instance: Any) -> Field:
+    def field(self, instance: Instance) -> Field:
         """An instance as an ordinary `Field`, with the learned parameters.
 
         Args:
@@ -226,7 +226,7 @@ class CRF(Estimator):
         self.check_fitted()
         return self.tied(instance).field(self.parameters_)
 
-    def tied(self, instance: Any, labels: ArrayLike | None = None) -> TiedField:
+    def tied(self, instance: Instance, labels: ArrayLike | None = None) -> TiedField:
         """An instance as a `TiedField` over this estimator's parameters.
 
         Args:
@@ -238,14 +238,13 @@ class CRF(Estimator):
         value = None if labels is None else _as_labels(labels)
         return self._tie(as_graph(instance), sizes, value)
 
-    def is_target(self, instance: Any, n: int) -> NDArray[np.bool_]:
+    def is_target(self, instance: Instance, n: int) -> NDArray[np.bool_]:
         observed = as_graph(instance).observed
         return np.ones(n, dtype=bool) if observed is None else np.asarray(observed) < 0
 
     def _check(self) -> None:
-        for name, value, known in (
-            *(("unary", self.unary, UNARIES), ("pairwise", self.pairwise, PAIRWISE)),
-        ):
+        choices = ("unary", self.unary, UNARIES), ("pairwise", self.pairwise, PAIRWISE)
+        for name, value, known in choices:
             if value not in known:
                 raise InputError(f"{name}={shown(value)}, expected one of: {', '.join(known)}")
         find_method(self.method)
@@ -307,10 +306,11 @@ class CRF(Estimator):
                 blocks.append(
                     Block("pairwise", edges, index=which, n_tables=n_edge_features, form=form)
                 )
-        return TiedField(np.full(n, n_labels), blocks, labels, _as_observed(graph.observed))
+        observed = None if graph.observed is None else _as_labels(graph.observed)
+        return TiedField(np.full(n, n_labels), blocks, labels, observed)
 
 
-def as_graph(instance: Any) -> Graph:
+def as_graph(instance: Instance) -> Graph:
     """A `Graph`, also from a tuple (nodes, edges) or (nodes, edges, edge features)."""
     if isinstance(instance, tuple) and 1 <= len(instance) <= 3:
         instance = Graph(*instance)
@@ -330,7 +330,7 @@ def as_graph(instance: Any) -> Graph:
     )
 
 
-def _check_rows(values: Any, what: str) -> None:
+def _check_rows(values: object, what: str) -> None:
     """Refuse nested lists that are no array."""
     if isinstance(values, (list, tuple)):
         try:
@@ -339,7 +339,7 @@ def _check_rows(values: Any, what: str) -> None:
             raise InputError(f"{what} have rows of different lengths, expected one array") from None
 
 
-def _located(function: Any, number: int, *args: Any) -> Any:
+def _located(function: Callable[..., T], number: int, *args: object) -> T:
     """Call a function; its errors say which instance they are about."""
     try:
         return function(*args)
@@ -357,10 +357,6 @@ def _as_labels(labels: ArrayLike) -> Ints:
     return out.astype(np.int64)
 
 
-def _as_observed(observed: ArrayLike | None) -> Ints | None:
-    return None if observed is None else _as_labels(observed)
-
-
 def _largest(values: ArrayLike | None) -> int:
     if values is None:
         return -1
@@ -370,7 +366,7 @@ def _largest(values: ArrayLike | None) -> int:
     return int(array.max(initial=-1))
 
 
-def _width(features: Any, what: str) -> int:
+def _width(features: Array, what: str) -> int:
     shape: Iterable[int] = features.shape if sparse.issparse(features) else np.shape(features)
     shape = tuple(shape)
     if len(shape) != 2:
@@ -378,7 +374,7 @@ def _width(features: Any, what: str) -> int:
     return int(shape[1])
 
 
-def _check_width(features: Any, expected: int, what: str) -> None:
+def _check_width(features: Array, expected: int, what: str) -> None:
     found = _width(features, what)
     if found != expected:
         raise InputError(f"it has {found} {what}, expected {expected} as in the others")

@@ -11,30 +11,31 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.core.common.arrays import Arrays
+from proxfield.core.common.arrays import Array, Arrays, Ints
 from proxfield.core.common.checks import whole_number
 from proxfield.core.common.records import Record
 from proxfield.core.solve.infer import infer
+from proxfield.core.solve.rules.base import Rule
 from proxfield.core.solve.rules.registry import make_rule
-from proxfield.core.terms.base import Ints
 from proxfield.errors import InputError, shown
 from proxfield.field import Field
-from proxfield.learn.blocks import Parameters
 from proxfield.learn.chains import fit_chains
 from proxfield.learn.estimator import Estimator, digest, versions, whole
-from proxfield.learn.holes import (
-    MAX_LABELS,
+from proxfield.learn.methods import fit_marginals, fit_pseudo
+from proxfield.learn.optimize import FitProgress, check_limits, stages
+from proxfield.learn.structure import prepare
+from proxfield.learn.tied import Parameters
+from proxfield.learn.trees import (
+    PAIRS,
+    UNARY,
+    Forest,
     HoledImage,
-    as_arrays,
-    check_images,
+    Tree,
+    check_tree,
     feature_offsets,
+    grow_forest,
     pair_offsets,
 )
-from proxfield.learn.marginals import fit_marginals
-from proxfield.learn.optimize import FitProgress, check_limits, stages
-from proxfield.learn.pseudo import fit_pseudo
-from proxfield.learn.structure import prepare
-from proxfield.learn.trees import PAIRS, UNARY, Forest, Tree, check_tree, grow_forest
 
 if TYPE_CHECKING:
     from proxfield.result import Result
@@ -44,9 +45,10 @@ Images = Any
 """Label images: one array (n, height, width), or a sequence of (height, width)."""
 Masks = Any
 """What is hidden: one mask for all images, or one for each; None: see each method."""
-METHODS = ("marginals", "chains", "pseudo")
 ITERATIONS = {"marginals": 30, "chains": 200, "pseudo": 60}
-"""Iterations of each method by default."""
+"""Methods, and iterations of each by default."""
+MAX_LABELS = 254
+"""A value of a feature is a byte; one more is for hidden pixels."""
 
 
 class DecisionTreeField(Estimator):
@@ -59,7 +61,7 @@ class DecisionTreeField(Estimator):
 
     Args:
         offsets: Offsets (rows, columns) of pixels that interact, one of each two opposite ones; 32
-            by default, see `proxfield.learn.holes.pair_offsets`. With ``[]``, pixels are
+            by default, see `proxfield.learn.trees.pair_offsets`. With ``[]``, pixels are
             independent and have the frequencies of labels in their leaf.  # (m, 2)
         features: Number of pixels around each that trees look at.
         reach: Maximum distance of these, along an axis.
@@ -103,7 +105,7 @@ class DecisionTreeField(Estimator):
         method: str = "marginals",
         l2: float | None = None,
         max_iters: int | None = None,
-        rule: Any = "adam",
+        rule: str | Rule | type[Rule] = "adam",
         infer_iters: int = 1000,
         seed: int = 0,
     ) -> None:
@@ -194,8 +196,10 @@ class DecisionTreeField(Estimator):
 
     def _check(self) -> None:
         """Refuse parameters that can't be used, before anything is computed."""
-        if self.method not in METHODS:
-            raise InputError(f"method={shown(self.method)}, expected one of: {', '.join(METHODS)}")
+        if self.method not in ITERATIONS:
+            raise InputError(
+                f"method={shown(self.method)}, expected one of: {', '.join(ITERATIONS)}"
+            )
         for name in ("features", "reach", "unary_leaves", "pair_leaves", "max_samples"):
             whole_number(getattr(self, name), name, 1)
         if self.n_labels is not None and whole_number(self.n_labels, "n_labels", 2) > MAX_LABELS:
@@ -245,7 +249,7 @@ class DecisionTreeField(Estimator):
         rule = given.pop("rule", self.rule)
         return infer(self.field(image, mask), rule, **given)
 
-    def predict_proba(self, images: Images, masks: Masks = None) -> Any:
+    def predict_proba(self, images: Images, masks: Masks = None) -> Array:
         """Marginals of all pixels; those of observed ones are 0 and 1.
 
         Args:
@@ -261,7 +265,7 @@ class DecisionTreeField(Estimator):
             out.append(result.q.reshape(*holed.labels.shape, self.n_labels_))
         return _as_given(out, images)
 
-    def predict(self, images: Images, masks: Masks = None) -> Any:
+    def predict(self, images: Images, masks: Masks = None) -> Array:
         """Images whose hidden pixels have their most probable label.
 
         Args:
@@ -359,6 +363,67 @@ class DecisionTreeField(Estimator):
         ]
 
 
-def _as_given(parts: list[NDArray[Any]], images: Images) -> Any:
+def _as_given(parts: list[Array], images: Images) -> Array:
     """An array where the images came as one, else a list."""
     return np.stack(parts) if isinstance(images, np.ndarray) else parts
+
+
+def check_images(
+    images: ArrayLike, masks: ArrayLike, n_labels: int | None, *, known: bool
+) -> tuple[list[Ints], list[NDArray[np.bool_]]]:
+    """Images and masks as arrays of their own, checked.
+
+    Args:
+        images: Label images.  # (n, height, width), or a sequence of (height, width)
+        masks: True where hidden; one of them serves all images of its shape.
+        n_labels: Number of labels; None if it isn't known yet.
+        known: Whether hidden pixels have labels, too (for training).
+
+    Raises:
+        InputError: What is wrong, and with which image.
+    """
+    pictures = as_arrays(images, "images")
+    if not pictures:
+        raise InputError("no images, expected at least one")
+    given = np.asarray(masks) if not isinstance(masks, (list, tuple)) else None
+    one = given is not None and given.ndim == 2
+    covers = [given] * len(pictures) if one else as_arrays(masks, "masks")
+    if len(covers) != len(pictures):
+        raise InputError(f"{len(covers)} masks for {len(pictures)} images, expected one each")
+    labels, hidden = [], []
+    for k, (image, mask) in enumerate(zip(pictures, covers, strict=True)):
+        where = f"image {k}"
+        cover = np.asarray(mask)
+        if image.ndim != 2 or not image.size:
+            raise InputError(f"{where} has shape {image.shape}, expected height and width")
+        if cover.shape != image.shape:
+            raise InputError(f"{where} is {image.shape}, its mask {cover.shape}, expected equal")
+        if cover.dtype.kind not in "bui" or image.dtype.kind not in "bui":
+            kind = cover.dtype if cover.dtype.kind not in "bui" else image.dtype
+            raise InputError(f"{where} has {kind}, expected whole numbers (masks: bool)")
+        cover = cover.astype(bool)
+        values = image.astype(np.int64)
+        seen = values if known else values[~cover]
+        top = MAX_LABELS if n_labels is None else n_labels
+        low, high = (int(seen.min(initial=0)), int(seen.max(initial=0)))
+        if low < 0 or high >= top:
+            bad = low if low < 0 else high
+            raise InputError(f"{where} has the label {bad}, expected 0 to {top - 1}")
+        labels.append(values)
+        hidden.append(cover)
+    return labels, hidden
+
+
+def as_arrays(values: Images, what: str) -> list[Array]:
+    """A sequence of arrays, one for each image."""
+    if isinstance(values, (str, bytes)) or not np.iterable(values):
+        kind = type(values).__name__
+        raise InputError(f"{what} are a {kind}, expected an array (n, height, width) or a list")
+    return [_as_array(value, f"{what}: number {k}") for k, value in enumerate(values)]
+
+
+def _as_array(value: ArrayLike, where: str) -> Array:
+    try:
+        return np.asarray(value)
+    except ValueError:
+        raise InputError(f"{where} has rows of different lengths, expected equal ones") from None

@@ -5,25 +5,30 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
 from proxfield._version import __version__
-from proxfield.core.common.arrays import Arrays, Doubles, Ints
+from proxfield.core.common.arrays import Array, Arrays, Doubles, Ints
 from proxfield.core.common.records import Record
 from proxfield.core.solve.infer import infer
+from proxfield.core.solve.rules.base import Rule
 from proxfield.errors import InputError, ProxfieldError, shown
 from proxfield.field import Field
 from proxfield.io.files import Source, Target, display_name
-from proxfield.learn.blocks import Parameters
 from proxfield.learn.files import read_arrays, write_arrays
+from proxfield.learn.tied import Parameters
 from proxfield.result import Result, Status
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+Instance: TypeAlias = Any
+"""What an estimator takes; see its `fit`."""
 
 
 class NotFittedError(ProxfieldError, ValueError, AttributeError):
@@ -52,7 +57,7 @@ class Estimator:
     """What the model card says of the fit: data, method, versions."""
     saved_attributes: ClassVar[tuple[str, ...]] = ("n_labels_", "about_")
     """Fitted attributes that aren't arrays, kept in files."""
-    rule: str
+    rule: str | Rule | type[Rule]
     seed: int
 
     # ---- scikit-learn's conventions ----
@@ -61,11 +66,11 @@ class Estimator:
     def _names(cls) -> list[str]:
         return [name for name in inspect.signature(cls.__init__).parameters if name != "self"]
 
-    def get_params(self, deep: bool = True) -> dict[str, Any]:
+    def get_params(self, deep: bool = True) -> Record:
         """Arguments of the constructor, by name."""
         return {name: getattr(self, name) for name in self._names()}
 
-    def set_params(self, **params: Any) -> Self:
+    def set_params(self, **params: object) -> Self:
         """Change arguments of the constructor; returns the estimator."""
         names = self._names()
         for name, value in params.items():
@@ -77,7 +82,7 @@ class Estimator:
             setattr(self, name, value)
         return self
 
-    def __sklearn_tags__(self) -> Any:
+    def __sklearn_tags__(self) -> object:
         from sklearn.utils import Tags, TargetTags
 
         return Tags(
@@ -107,11 +112,11 @@ class Estimator:
 
     # ---- prediction ----
 
-    def field(self, instance: Any) -> Field:
+    def field(self, instance: Instance) -> Field:
         """An instance as an ordinary field, with the learned parameters."""
         raise NotImplementedError
 
-    def marginals(self, X: Sequence[Any]) -> list[Doubles]:
+    def marginals(self, X: Sequence[Instance]) -> list[Doubles]:
         """Marginals of the nodes of each instance, by the estimator's rule.
 
         Args:
@@ -128,11 +133,10 @@ class Estimator:
             out.append(np.asarray(result.q, dtype=np.float64).reshape(field.n_vars, -1))
         return out
 
-    def predict_proba(self, X: Sequence[Any]) -> list[Doubles]:
-        """The same as `marginals`, under scikit-learn's name."""
-        return self.marginals(X)
+    predict_proba = marginals
+    """`marginals` under scikit-learn's name."""
 
-    def predict(self, X: Sequence[Any]) -> list[Ints]:
+    def predict(self, X: Sequence[Instance]) -> list[Ints]:
         """The most probable label of each node.
 
         Args:
@@ -143,7 +147,7 @@ class Estimator:
         """
         return [q.argmax(axis=1) for q in self.marginals(X)]
 
-    def score(self, X: Sequence[Any], y: Sequence[ArrayLike]) -> float:
+    def score(self, X: Sequence[Instance], y: Sequence[ArrayLike]) -> float:
         """Share of nodes whose label is predicted, of those with a known label that isn't given."""
         X, y = as_sequence(X), as_sequence(y, "y")
         if len(X) != len(y):
@@ -160,7 +164,7 @@ class Estimator:
             raise InputError("no label is known, expected at least one that isn't -1")
         return right / total
 
-    def is_target(self, instance: Any, n: int) -> NDArray[np.bool_]:
+    def is_target(self, instance: Instance, n: int) -> NDArray[np.bool_]:
         """Nodes whose labels aren't given as inputs.  # (n,)"""
         return np.ones(n, dtype=bool)
 
@@ -248,7 +252,7 @@ def versions() -> Record:
     return {"proxfield": __version__, "numpy": np.__version__, "scipy": scipy.__version__}
 
 
-def as_sequence(X: Any, what: str = "X") -> Sequence[Any]:
+def as_sequence(X: Instance, what: str = "X") -> Sequence[Instance]:
     """Instances as a sequence of at least one."""
     if isinstance(X, (str, bytes)) or not isinstance(X, Iterable):
         raise InputError(f"{what} is a {type(X).__name__}, expected a list of instances")
@@ -258,7 +262,7 @@ def as_sequence(X: Any, what: str = "X") -> Sequence[Any]:
     return out
 
 
-def digest(parts: Iterable[Any]) -> str:
+def digest(parts: Iterable[Array | None]) -> str:
     """A short digest of arrays, which says whether two sets of data are the same."""
     out = hashlib.sha256()
     for part in parts:

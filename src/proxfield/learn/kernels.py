@@ -24,74 +24,34 @@ Counts = NDArray[np.int32]
 # ---- conditionals ----
 
 
-@inlined
-def known_part(f: Factors, y: Ints, e: int) -> tuple[int, int]:
-    """Where a factor's entry at the known labels is, others being 0; how many aren't known."""
-    at, unknown = np.int64(f.base[e]), 0
-    for p in range(f.variables.shape[1]):
-        label = y[f.variables[e, p]]
-        if label < 0:
-            unknown += 1
-        else:
-            at += label * f.strides[f.kind[e], p]
-    return at, unknown
-
-
 @kernel
-def add_conditionals(w: Doubles, f: Factors, offsets: Ints, y: Ints, out: Doubles) -> None:
+def add_conditionals(
+    values: Doubles, f: Factors, offsets: Ints, y: Ints, out: Doubles, back: bool
+) -> None:
     """Add the energies of each free variable's labels, the others of a factor being y.
 
     A factor with a variable whose y isn't known (-1) says nothing about its other variables.
+    ``values`` are the tables and ``out`` the energies; for the transpose, ``back``, the other way.
     """
     variables, base, kind, strides = f.variables, f.base, f.kind, f.strides
     for e in range(len(base)):
-        if variables.shape[1] == 2:
-            at = np.int64(base[e])
-            for p in range(2):
-                other = y[variables[e, 1 - p]]
-                if other >= 0:
-                    v, start = variables[e, p], at + other * strides[kind[e], 1 - p]
-                    first, step = offsets[v], strides[kind[e], p]
-                    for l in range(offsets[v + 1] - first):
-                        out[first + l] += w[start + l * step]
-            continue
-        at, unknown = known_part(f, y, e)
-        for p in range(f.variables.shape[1]):
-            v = f.variables[e, p]
+        at, unknown = np.int64(base[e]), 0
+        for p in range(variables.shape[1]):
+            label = y[variables[e, p]]
+            if label < 0:
+                unknown += 1
+            else:
+                at += label * strides[kind[e], p]
+        for p in range(variables.shape[1]):
+            v, step = variables[e, p], strides[kind[e], p]
             if unknown - (y[v] < 0) > 0:
                 continue
-            step = f.strides[f.kind[e], p]
-            start = at - (y[v] * step if y[v] >= 0 else 0)
-            first = offsets[v]
+            first, start = offsets[v], at - (y[v] * step if y[v] >= 0 else 0)
             for l in range(offsets[v + 1] - first):
-                out[first + l] += w[start + l * step]
-
-
-@kernel
-def pull_conditionals(d: Doubles, f: Factors, offsets: Ints, y: Ints, out: Doubles) -> None:
-    """The transpose of `add_conditionals`."""
-    variables, base, kind, strides = f.variables, f.base, f.kind, f.strides
-    for e in range(len(base)):
-        if variables.shape[1] == 2:
-            at = np.int64(base[e])
-            for p in range(2):
-                other = y[variables[e, 1 - p]]
-                if other >= 0:
-                    v, start = variables[e, p], at + other * strides[kind[e], 1 - p]
-                    first, step = offsets[v], strides[kind[e], p]
-                    for l in range(offsets[v + 1] - first):
-                        out[start + l * step] += d[first + l]
-            continue
-        at, unknown = known_part(f, y, e)
-        for p in range(f.variables.shape[1]):
-            v = f.variables[e, p]
-            if unknown - (y[v] < 0) > 0:
-                continue
-            step = f.strides[f.kind[e], p]
-            start = at - (y[v] * step if y[v] >= 0 else 0)
-            first = offsets[v]
-            for l in range(offsets[v + 1] - first):
-                out[start + l * step] += d[first + l]
+                if back:
+                    out[start + l * step] += values[first + l]
+                else:
+                    out[first + l] += values[start + l * step]
 
 
 @kernel

@@ -13,7 +13,7 @@ import numpy as np
 from proxfield.core.common.arrays import Doubles
 from proxfield.core.common.checks import is_real, whole_number
 from proxfield.errors import InputError, shown
-from proxfield.learn.blocks import Parameters
+from proxfield.learn.tied import Parameters
 
 Objective = Callable[[Parameters], tuple[float, Parameters]]
 """From parameters to a value and its gradient."""

@@ -8,20 +8,29 @@ since there are few of them.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
-from proxfield.core.common.arrays import Doubles, Ints
-from proxfield.core.engines.recorded import Factors
+from proxfield.core.common.arrays import Array, Doubles, Ints
+from proxfield.core.engines.recorded import Factors, Recorded
 from proxfield.errors import InputError
-from proxfield.learn.blocks import Block, Parameters, contract, expand
-from proxfield.learn.tied import TiedField, check_parameters
+from proxfield.learn.losses import class_weights
+from proxfield.learn.tied import (
+    Block,
+    Parameters,
+    TiedField,
+    check_parameters,
+    contract,
+    expand,
+    take_shapes,
+)
 
 if TYPE_CHECKING:
     from proxfield.core.engines.torch.tied import TiedEnergy
@@ -39,10 +48,10 @@ class _Shared:
     shape: tuple[int, ...]
     basis: Doubles | None
     n_tables: int
-    rows: list[Any] | None  # features of each instance; None with an index
+    rows: list[Array] | None  # features of each instance; None with an index
     count: int = 0  # tables in w
     start: int = 0  # first entry in w
-    features: Any = None
+    features: Array = None
 
     @property
     def size(self) -> int:
@@ -61,8 +70,60 @@ class _Shared:
         return contract(g.reshape(self.n_tables, *self.shape), self.basis, len(self.shape))
 
 
+class Examples(ABC):
+    """What parameters are learned from: variables with labels, whose updates have an adjoint.
+
+    Attributes:
+        labels: Truth of the variables, -1 where unknown.  # (n,)
+        offsets: First entry of each variable in flat arrays.  # (n + 1,)
+        shapes: Shape of the parameters of each name.
+    """
+
+    labels: Ints
+    offsets: Ints
+    shapes: dict[str, tuple[int, ...]]
+
+    @property
+    def interactions(self) -> list[str]:
+        """Names of the parameters that `fit_marginals` may weaken: those of several variables."""
+        return []
+
+    @abstractmethod
+    def tables(self, parameters: Parameters) -> Doubles:
+        """The parameters of `updates`, one after another.  # (any,)"""
+
+    @abstractmethod
+    def pull(self, gradient: Doubles) -> Parameters:
+        """The gradient in parameters, from that in `tables`."""
+
+    @abstractmethod
+    def updates(self, w: Doubles, device: str = "cpu") -> Recorded[Any]:
+        """The program of mean field with the parameters w = `tables` on a device."""
+
+    @property
+    def n_known(self) -> int:
+        """Number of variables whose labels are known."""
+        return int((self.labels >= 0).sum())
+
+    def start(self, parameters: Parameters) -> Parameters:
+        """A copy of the parameters of these examples, checked."""
+        check_parameters(parameters, self.shapes)
+        if self.n_known == 0:
+            raise InputError("no label is known, expected at least one that isn't -1")
+        return {name: np.array(parameters[name], dtype=np.float64) for name in self.shapes}
+
+    @property
+    def unweighted(self) -> Doubles:
+        """A weight of 1 for each class."""
+        return np.ones(int(np.diff(self.offsets).max()))
+
+    def class_weights(self, given: ArrayLike | str | None) -> Doubles:
+        """Weights of classes, checked; see `fit_marginals`."""
+        return class_weights(given, self.labels, len(self.unweighted))
+
+
 @dataclass
-class Structure:
+class Structure(Examples):
     """Instances without their observed variables, ready for kernels; see `prepare`.
 
     Attributes:
@@ -92,11 +153,6 @@ class Structure:
     def n_instances(self) -> int:
         """Number of instances."""
         return len(self.ptr) - 1
-
-    @property
-    def n_known(self) -> int:
-        """Number of free variables whose labels are known."""
-        return int((self.labels >= 0).sum())
 
     @property
     def binary(self) -> bool:
@@ -138,8 +194,19 @@ class Structure:
 
     @property
     def interactions(self) -> list[str]:
-        """Names of the parameters of factors with more than one variable."""
         return list(dict.fromkeys(s.name for s in self._shared if len(s.shape) > 1))
+
+    def updates(self, w: Doubles, device: str = "cpu") -> Recorded[Any]:
+        """Updates over the tables w: compiled kernels, or torch on another device than "cpu"."""
+        if device != "cpu":
+            from proxfield.core.engines.torch.tied import TorchUpdates
+
+            return TorchUpdates(self.on_torch(device), w)
+        from proxfield.core.engines.numba.tied import SpinUpdates, TableUpdates
+
+        if self.binary:
+            return SpinUpdates(self.order(1), self.order(2), self.runs, self.ptr, w)
+        return TableUpdates([self.factors[k] for k in sorted(self.factors)], self.offsets, w)
 
     def tables(self, parameters: Parameters) -> Doubles:
         """All tables one after another.  # (n_entries,)"""
@@ -164,33 +231,22 @@ class _Collector:
     def __init__(self) -> None:
         self.shared: dict[tuple[object, ...], _Shared] = {}
         self.kinds: dict[tuple[int, ...], int] = {}
-        self.parts: dict[int, list[tuple[Index, Ints, int, _Shared]]] = {}
-        self.sizes: dict[int, list[int]] = {}
+        self.parts: dict[int, list[tuple[int, Index, Ints, int, _Shared]]] = {}
+        """Of factors of k free variables: instance, variables, bases, kind, tables."""
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.labels: list[Ints] = []
         self.cards: list[Ints] = []
         self.n_vars = 0
 
     def add(self, number: int, instance: TiedField) -> None:
-        for name, shape in instance.parameter_shapes().items():
-            if self.shapes.setdefault(name, shape) != shape:
-                raise InputError(
-                    f"instance {number} has parameters {name!r} of shape {shape}, those before it "
-                    f"{self.shapes[name]}; expected the same numbers of features and labels"
-                )
+        take_shapes(self.shapes, instance, number)
         free = np.ones(instance.n_vars, dtype=bool)
         if instance.observed is not None:
             free = instance.observed < 0
         place = np.cumsum(free) - 1 + self.n_vars
-        before = {k: len(parts) for k, parts in self.parts.items()}
         for block, shape in zip(instance.blocks, instance.shapes, strict=True):
             if len(block):
-                self._add_block(block, shape, instance, free, place)
-        for k, parts in self.parts.items():
-            new = sum(len(base) for _, base, _, _ in parts[before.get(k, 0) :])
-            counts = self.sizes.setdefault(k, [])
-            counts.extend([0] * (number - len(counts)))
-            counts.append(new)
+                self._add_block(number, block, shape, instance, free, place)
         labels = instance.labels
         known = np.full(instance.n_vars, -1) if labels is None else labels
         self.labels.append(known[free])
@@ -199,6 +255,7 @@ class _Collector:
 
     def _add_block(
         self,
+        number: int,
         block: Block,
         shape: tuple[int, ...],
         instance: TiedField,
@@ -210,7 +267,7 @@ class _Collector:
         )
         key = (block.name, shape, form, block.n_tables, block.index is None)
         if key not in self.shared:
-            rows: list[Any] | None = [] if block.index is None else None
+            rows: list[Array] | None = [] if block.index is None else None
             count = 0 if block.index is None else block.n_tables
             self.shared[key] = _Shared(
                 block.name, shape, block.basis(shape), block.n_tables, rows, count
@@ -243,7 +300,7 @@ class _Collector:
             axes = [p for p in range(block.arity) if code >> p & 1]
             kind = self.kinds.setdefault(tuple(strides[p] for p in axes), len(self.kinds))
             scope = place[variables[rows_of][:, axes]].astype(np.int32)
-            part = (scope, base[rows_of].astype(np.int64), kind, shared)
+            part = (number, scope, base[rows_of].astype(np.int64), kind, shared)
             self.parts.setdefault(len(axes), []).append(part)
 
     def finish(self, count: int) -> Structure:
@@ -269,17 +326,15 @@ class _Collector:
             strides[number, : len(kind)] = kind
         factors = {}
         for k, parts in self.parts.items():
-            counts = self.sizes[k] + [0] * (count - len(self.sizes[k]))
-            base = np.concatenate(
-                [(b + shared.start).astype(np.int32) for _, b, _, shared in parts]
-            )
-            kinds = [np.full(len(b), kind, dtype=np.int16) for _, b, kind, _ in parts]
+            counts = np.zeros(count, dtype=np.int64)
+            for number, variables, *_ in parts:
+                counts[number] += len(variables)
             factors[k] = Factors(
-                np.concatenate([v for v, _, _, _ in parts]),
-                base,
-                np.concatenate(kinds),
+                np.concatenate([variables for _, variables, *_ in parts]),
+                np.concatenate([(b + t.start).astype(np.int32) for _, _, b, _, t in parts]),
+                np.concatenate([np.full(len(b), kind, np.int16) for _, _, b, kind, _ in parts]),
                 strides,
-                np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+                np.concatenate([[0], np.cumsum(counts)]),
             )
             parts.clear()
         cards = np.concatenate(self.cards)
@@ -320,15 +375,3 @@ def prepare(instances: Iterable[TiedField] | Structure) -> Structure:
     if count == 0:
         raise InputError("there are no instances, expected at least one")
     return collector.finish(count)
-
-
-def checked(
-    instances: Iterable[TiedField] | Structure, parameters: Parameters
-) -> tuple[Structure, Parameters]:
-    """The structure, and a copy of the parameters that fits it."""
-    structure = prepare(instances)
-    check_parameters(parameters, structure.shapes)
-    if structure.n_known == 0:
-        raise InputError("no label is known, expected at least one that isn't -1")
-    copies = {name: np.array(parameters[name], dtype=np.float64) for name in structure.shapes}
-    return structure, copies

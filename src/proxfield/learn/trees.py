@@ -1,4 +1,4 @@
-"""Decision trees that choose the table of a pixel, or of a pair of pixels, by what is observed.
+"""Images with holes, and decision trees that choose tables of pixels and pairs by what is observed.
 
 A feature is the value of the pixel at some offset: one of K labels, or K if that pixel is hidden
 or outside of the image. A node asks whether a feature has a certain value. Trees are grown
@@ -13,20 +13,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.core.common.arrays import Doubles
+from proxfield.core.common.arrays import Doubles, Ints
 from proxfield.core.common.memory import check_memory
-from proxfield.core.terms.base import Ints
 from proxfield.errors import InputError
-from proxfield.learn.blocks import Block, Parameters
-from proxfield.learn.tied import TiedField
-
-if TYPE_CHECKING:
-    from proxfield.learn.holes import HoledImage
+from proxfield.learn.tied import Block, Parameters, TiedField
 
 Bytes = NDArray[np.uint8]
 GAIN_UNITS = 2**20
@@ -58,26 +52,67 @@ class Tree:
         is_leaf = self.tests[:, 0] < 0
         return np.where(is_leaf, np.cumsum(is_leaf) - 1, -1)
 
-    def apply(self, features: Bytes) -> Ints:
-        """The leaf of each sample.  # (samples,)
 
-        Args:
-            features: Values of the features.  # (samples, features)
+@dataclass(frozen=True, eq=False)
+class HoledImage:
+    """An image of labels of which some pixels are hidden.
 
-        Example:
-            >>> tree = Tree(np.array([[1, 0], [-1, -1], [-1, -1]]), np.array([[1, 2]] * 3))
-            >>> tree.apply(np.array([[5, 0], [0, 5]], dtype=np.uint8)).tolist()
-            [0, 1]
-        """
-        node = np.zeros(len(features), dtype=np.int64)
-        rows = np.arange(len(features))
-        while True:
-            feature, value = self.tests[node].T
-            inner = feature >= 0
-            if not inner.any():
-                return np.asarray(self.leaf_of[node])
-            other = features[rows, np.maximum(feature, 0)] != value
-            node = np.where(inner, self.children[node, other.astype(int)], node)
+    Attributes:
+        labels: The labels; those of hidden pixels are known in training only.  # (height, width)
+        hidden: True for hidden pixels.  # (height, width)
+        n_labels: Number of labels, K.
+        reach: Maximum distance, along an axis, of a pixel that is looked at.
+    """
+
+    labels: Ints
+    hidden: NDArray[np.bool_]
+    n_labels: int
+    reach: int
+
+    @cached_property
+    def padded(self) -> Bytes:
+        """What is seen: labels, or K for hidden pixels and all around the image.  # flat"""
+        seen = np.where(self.hidden, self.n_labels, self.labels).astype(np.uint8)
+        return np.pad(seen, self.reach, constant_values=self.n_labels).ravel()
+
+    def positions(self, rows: Ints, columns: Ints) -> Ints:
+        """Where pixels are in `padded`."""
+        width = self.labels.shape[1] + 2 * self.reach
+        return np.asarray((rows + self.reach) * width + columns + self.reach)
+
+    def steps(self, offsets: Ints) -> Ints:
+        """Distances in `padded` of pixels that lie as far apart as that.  # (len(offsets),)"""
+        width = self.labels.shape[1] + 2 * self.reach
+        return np.asarray(offsets[:, 0] * width + offsets[:, 1])
+
+    def features(self, rows: Ints, columns: Ints, offsets: Ints) -> Bytes:
+        """What is seen at some offsets from pixels.  # (len(rows), len(offsets))"""
+        from proxfield.learn.kernels import gather
+
+        out = np.empty((len(rows), len(offsets)), dtype=np.uint8)
+        gather(self.padded, self.positions(rows, columns), self.steps(offsets), out)
+        return out
+
+    def leaves(self, tree: Tree, rows: Ints, columns: Ints, offsets: Ints) -> Ints:
+        """The leaf of a tree for each of some pixels.  # (len(rows),)"""
+        from proxfield.learn.kernels import descend
+
+        out = np.empty(len(rows), dtype=np.int64)
+        at, steps = self.positions(rows, columns), self.steps(offsets)
+        descend(self.padded, at, steps, tree.tests, tree.children, tree.leaf_of, out)
+        return out
+
+    def pairs(self, offset: tuple[int, int]) -> tuple[Ints, Ints]:
+        """Pixels whose pair with the pixel at an offset has a hidden one.  # rows, columns"""
+        down, right = offset
+        height, width = self.hidden.shape
+        rows, columns = max(0, height - abs(down)), max(0, width - abs(right))  # of such pairs
+        top, left = max(0, -down), max(0, -right)
+        here = self.hidden[top : top + rows, left : left + columns]
+        top, left = max(0, down), max(0, right)
+        there = self.hidden[top : top + rows, left : left + columns]
+        found = np.nonzero(here | there)
+        return found[0] + max(0, -down), found[1] + max(0, -right)
 
 
 def grow(
@@ -228,6 +263,58 @@ class Forest:
         return {UNARY: table, PAIRS: np.zeros((int(self.starts[-1]), k, k))}
 
 
+def feature_offsets(count: int = 256, reach: int = 18) -> Ints:
+    """Offsets of the pixels that trees look at: dense near the middle, sparse far from it.
+
+    Points of a sunflower spiral whose radius grows faster than its square root would, rounded to
+    pixels, each once.
+
+    Args:
+        count: Number of offsets.
+        reach: Their maximum distance along an axis.
+
+    Returns:
+        Rows and columns, the nearest first.  # (count, 2)
+
+    Example:
+        >>> offsets = feature_offsets(256)
+        >>> offsets.shape, int(np.abs(offsets).max())
+        ((256, 2), 18)
+    """
+    side = 2 * reach + 1
+    if not 1 <= count <= side * side - 1:
+        raise InputError(f"{count} offsets within {reach}, expected at most {side * side - 1}")
+    golden = np.pi * (3 - np.sqrt(5))
+    found: dict[tuple[int, int], None] = {}
+    points = 4 * count
+    while True:
+        k = np.arange(1, points + 1)
+        radius = reach * (k / points) ** 0.75
+        spiral = np.stack([radius * np.sin(k * golden), radius * np.cos(k * golden)], axis=1)
+        found = dict.fromkeys(map(tuple, np.rint(spiral).astype(int).tolist()))
+        found.pop((0, 0), None)
+        if len(found) >= count:
+            break
+        points *= 2
+    every = np.array(list(found))
+    chosen = np.rint(np.linspace(0, len(every) - 1, count)).astype(int)
+    return np.asarray(every[chosen])
+
+
+def pair_offsets() -> Ints:
+    """Offsets of the pairs that interact: one of each two opposite ones.  # (32, 2)
+
+    The eight neighbors at distances 1 and 2, and multiples of 3 up to 9 in rows and columns.
+
+    Example:
+        >>> len(pair_offsets()), pair_offsets()[:4].tolist()
+        (32, [[0, 1], [0, 2], [0, 3], [0, 6]])
+    """
+    near = [(r * d, c * d) for d in (1, 2) for r in (-1, 0, 1) for c in (-1, 0, 1)]
+    far = [(3 * r, 3 * c) for r in range(-3, 4) for c in range(-3, 4)]
+    return np.array(sorted({pair for pair in (*near, *far) if pair > (0, 0)}))
+
+
 def grow_forest(
     images: Sequence[HoledImage],
     features: Ints,
@@ -238,19 +325,10 @@ def grow_forest(
     max_samples: int,
     seed: int,
 ) -> Forest:
-    """Grow all trees of a decision tree field.
+    """Grow all trees of a decision tree field; arguments as for `DecisionTreeField`.
 
     The unary tree predicts the label of a hidden pixel, the tree of an offset those of a pair
     with at least one hidden pixel, both by what is seen around the (first) pixel.
-
-    Args:
-        images: Training images, with labels in their holes.
-        features: Offsets of the pixels to look at.  # (F, 2)
-        offsets: Offsets of pairs.  # (m, 2)
-        unary_leaves: Maximum number of leaves of the unary tree.
-        pair_leaves: Maximum number of leaves of each other tree.
-        max_samples: Maximum number of pixels, or pairs, that a tree is grown from, drawn at random.
-        seed: Random seed of these draws.
     """
     k = images[0].n_labels
     unary = _grow(images, features, None, k, unary_leaves, max_samples, seed)

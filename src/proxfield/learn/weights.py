@@ -8,7 +8,7 @@ second order of the gradient, with an error of about 1e-9 of its size.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,13 +22,10 @@ from proxfield.core.terms.base import Layout, Term, offers
 from proxfield.core.terms.pairwise import Ising, Potts
 from proxfield.errors import InputError, UnsupportedError, shown
 from proxfield.field import Field
-from proxfield.learn.adjoint import Unrolled, check_updates
-from proxfield.learn.blocks import Block, Parameters
-from proxfield.learn.losses import Loss, Targets, class_weights, find_loss
-from proxfield.learn.optimize import Callback, minimize
-from proxfield.learn.registry import find_method
-from proxfield.learn.structure import prepare
-from proxfield.learn.tied import TiedField, checked_labels
+from proxfield.learn.methods import find_method, fit_marginals
+from proxfield.learn.optimize import Callback
+from proxfield.learn.structure import Examples, prepare
+from proxfield.learn.tied import Block, Parameters, TiedField, checked_labels
 
 FIXED = "(fixed)"
 """Name of the weight 1 of terms that aren't learned."""
@@ -182,97 +179,66 @@ def fit_weights(
         if method != "marginals":
             kind = next(type(t).__name__ for f in fields for t in f.terms if not is_tabular(t))
             raise UnsupportedError(f'{kind} can only be learned with method="marginals"')
-        joint = JointFields(fields, labels, share, options.pop("class_weight", None))
-        found = joint.fit(weights, l2=l2, fixed=fixed, callback=callback, **options)
+        joint = JointFields(fields, labels, share)
+        found = fit_marginals(joint, weights, l2=l2, fixed=fixed, callback=callback, **options)
     found = {**started, **found}  # terms without factors keep their start
     return {name: float(value[0]) for name, value in found.items() if name != FIXED}
 
 
-class JointFields:
-    """Fields whose terms have weights, and a loss of their marginals.
+class JointFields(Examples):
+    """Fields whose terms have weights; see `Examples`. Their tables are the weights of all terms.
 
     Args:
         fields: The fields.
         labels: The truth of each.
         share: Names of the weights of terms.
-        class_weight: As for `fit_marginals`.
     """
 
     def __init__(
-        self,
-        fields: Sequence[Field],
-        labels: Sequence[ArrayLike],
-        share: Sequence[str | None],
-        class_weight: ArrayLike | str | None = None,
+        self, fields: Sequence[Field], labels: Sequence[ArrayLike], share: Sequence[str | None]
     ) -> None:
-        self.fields = list(fields)
-        self.names = check_share(fields[0], share)
+        self.fields, self.names = list(fields), check_share(fields[0], share)
         known = []
         for field, y in zip(fields, labels, strict=True):
             truth = checked_labels(y, field.cardinalities, "labels")
             assert truth is not None
             known.append(np.where(field.evidence >= 0, -1, truth))
+        self.labels = np.concatenate(known)
         cards = np.concatenate([f.cardinalities for f in fields])
-        offsets = np.concatenate([[0], np.cumsum(cards)])
-        flat = np.concatenate(known)
-        if (flat < 0).all():
-            raise InputError("no label is known, expected at least one that isn't -1")
-        self.targets = Targets(flat, offsets, class_weights(class_weight, flat, int(cards.max())))
+        self.offsets = np.concatenate([[0], np.cumsum(cards)])
+        self.shapes = dict.fromkeys(self.names, (1,))
 
-    def loss(
-        self,
-        weights: Parameters,
-        loss: str | Loss = "log",
-        *,
-        n_updates: int = 20,
-        step: float = 0.5,
-    ) -> tuple[float, Parameters]:
-        """A loss of the marginals times the number of known labels, and its gradient in weights."""
-        chosen = find_loss(loss)
-        check_updates(n_updates, step)
-        own = np.array([float(weights[name][0]) for name in self.names])
-        runs = [Unrolled(WeightedTerms(field, own), n_updates, step) for field in self.fields]
-        value, d = chosen(np.concatenate([run.q for run in runs]), self.targets)
-        scale, gradient, start = float(len(self.targets.known)), np.zeros(len(own)), 0
-        for run in runs:
-            gradient += run.backward(scale * d[start : start + len(run.q)])
-            start += len(run.q)
-        out = {name: np.zeros(1) for name in weights}
+    def tables(self, parameters: Parameters) -> Doubles:
+        return np.array([float(parameters[name][0]) for name in self.names])
+
+    def pull(self, gradient: Doubles) -> Parameters:
+        out = {name: np.zeros(1) for name in self.shapes}
         for name, slope in zip(self.names, gradient, strict=True):
             out[name] += slope
-        return scale * value, out
+        return out
 
-    def fit(
-        self,
-        weights: Parameters,
-        *,
-        l2: float,
-        fixed: Collection[str],
-        callback: Callback | None,
-        loss: str | Loss = "log",
-        n_updates: int = 20,
-        step: float = 0.5,
-        max_iters: int = 50,
-        tol: float = 1e-5,
-    ) -> Parameters:
-        """The weights of least loss; arguments as for `fit_marginals`."""
-        return minimize(
-            lambda w: self.loss(w, loss, n_updates=n_updates, step=step), weights, l2=l2,
-            max_iters=max_iters, tol=tol, method="marginals", fixed=fixed, callback=callback,
-        )  # fmt: skip
+    def updates(self, w: Doubles, device: str = "cpu") -> WeightedTerms:
+        if device != "cpu":
+            raise UnsupportedError(
+                f"device={shown(device)}, expected 'cpu' for terms without tables"
+            )
+        return WeightedTerms(self.fields, w)
 
 
 class WeightedTerms(ArrayUpdates):
-    """Updates of one field by its terms' own gradients; the parameters are the terms' weights."""
+    """Updates of fields by their terms' own gradients; the parameters are the terms' weights."""
 
-    def __init__(self, field: Field, weights: Doubles) -> None:
-        layout = self.layout = field.layout
+    def __init__(self, fields: Sequence[Field], weights: Doubles) -> None:
+        self.members, self.weights = fields, weights
+        cards = np.concatenate([field.cardinalities for field in fields])
+        evidence = np.concatenate([field.evidence for field in fields])
+        layout = self.layout = Layout(cards)
         super().__init__(layout.size, len(weights))
-        self.terms, self.weights = field.terms, weights
-        seen = np.flatnonzero(field.evidence >= 0)
+        seen = np.flatnonzero(evidence >= 0)
         self.free = ~np.isin(layout.owner, seen)
         self.held = np.zeros(layout.size)
-        self.held[layout.offsets[seen] + field.evidence[seen]] = 1.0
+        self.held[layout.offsets[seen] + evidence[seen]] = 1.0
+        self.ends = np.cumsum([field.layout.size for field in fields])[:-1]
 
     def softmax(self, theta: Doubles) -> Doubles:
         q = softmax(self.layout.owner, self.layout.offsets, theta)
@@ -283,7 +249,9 @@ class WeightedTerms(ArrayUpdates):
         return np.where(self.free, q * (d - mean[self.layout.owner]), 0.0)
 
     def gradient(self, q: Doubles) -> tuple[Doubles, list[Doubles]]:
-        slopes = [_gradient(term, self.layout, q) for term in self.terms]
+        parts = zip(self.members, np.split(q, self.ends), strict=True)
+        each = [[_gradient(term, f.layout, own) for term in f.terms] for f, own in parts]
+        slopes = [np.concatenate(slope) for slope in zip(*each, strict=True)]
         g = np.zeros(self.size)
         for weight, slope in zip(self.weights, slopes, strict=True):
             g += weight * slope
@@ -292,8 +260,13 @@ class WeightedTerms(ArrayUpdates):
     def pull(self, q: Doubles, parts: list[Doubles], dg: Doubles, out: Doubles) -> Doubles:
         out += [float(slope @ dg) for slope in parts]
         back = np.zeros(self.size)
-        for weight, term in zip(self.weights, self.terms, strict=True):
-            back += weight * hessian_product(term, self.layout, q, dg)
+        each = zip(
+            self.members, np.split(q, self.ends), np.split(dg, self.ends),
+            np.split(back, self.ends), strict=True,
+        )  # fmt: skip
+        for field, here, way, into in each:
+            for weight, term in zip(self.weights, field.terms, strict=True):
+                into += weight * hessian_product(term, field.layout, here, way)
         return back
 
 
