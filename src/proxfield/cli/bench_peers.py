@@ -21,17 +21,17 @@ from proxfield.bench.peers.measure import (
     scene_cases,
 )
 from proxfield.bench.peers.models import generated_models
-from proxfield.bench.peers.output import (
+from proxfield.bench.peers.registry import find_peers
+from proxfield.bench.peers.scenes import NoisyScene, generated_scenes, read_scenes
+from proxfield.bench.peers.tables import (
     about_run,
     as_csv,
     as_html,
     as_json,
     as_markdown,
     make_results,
+    make_tables,
 )
-from proxfield.bench.peers.registry import find_peers
-from proxfield.bench.peers.scenes import NoisyScene, generated_scenes, read_scenes
-from proxfield.bench.peers.tables import make_tables
 from proxfield.bench.suites import Instance, load_exact
 from proxfield.cli import main, signals
 from proxfield.cli.commands.bench import TASKS
