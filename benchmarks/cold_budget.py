@@ -24,11 +24,11 @@ import numpy as np
 
 import proxfield as pf
 from proxfield.bench.machine import metadata
-from proxfield.bench.suites import Instance, load_suites
+from proxfield.bench.suites import FieldInstance, load_suites
 from proxfield.core.compiled.jit import max_threads
 
 
-def model_file(data: Path, instance: Instance) -> Path:
+def model_file(data: Path, instance: FieldInstance) -> Path:
     """The file that an instance was read from."""
     return next((data / instance.suite).glob(f"{instance.name}.uai*"))
 

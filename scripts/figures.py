@@ -124,8 +124,8 @@ def inpainting(folder: Path) -> Numbers:
 
 def paper_grid(folder: Path) -> Numbers:
     """How F falls on one of the paper's grids, from the stored results."""
-    from proxfield.bench.curves import make_curves
-    from proxfield.bench.figures import convergence as draw
+    from proxfield.bench.charts import convergence as draw
+    from proxfield.bench.charts import make_curves
     from proxfield.bench.store import read_records
     from proxfield.viz import save_figure
 

@@ -297,10 +297,9 @@ def test_all_experiments_share_a_folder(
 
 
 def test_charts_of_the_experiments() -> None:
-    from proxfield.bench.charts import experiment_charts
-    from proxfield.bench.curves import Curves
-    from proxfield.bench.figures import experiments
+    from proxfield.bench.charts import Curves, experiment_charts
     from proxfield.bench.table import Experiment, Table
+    from proxfield.viz.charts import chart_figure
 
     rows: dict[str, Any] = {"fixed": ([0, 1, 2], [0.0, 0.1, 0.2], [None, 5.0, 1.0])}
     curves = [Curves("GRID", "g", 4, rows), Curves("SEG", "s", 4, rows)]
@@ -319,5 +318,5 @@ def test_charts_of_the_experiments() -> None:
     heights = [c.lines[0].y.tolist() for c in found]
     assert heights == [[4.0, 0.0], [2.0, 0.0], [4.0, 0.0], [3.0, 0.0]]
     assert found[2].lines[0].x.tolist() == [0.1, 0.2] and found[1].lines[0].x.tolist() == [1, 2]
-    assert len(experiments(found).axes) == 4
+    assert len(chart_figure(found, share=False).axes) == 4
     assert [c.x_label for c in experiment_charts(curves, None, None, None)] == ["seconds"]

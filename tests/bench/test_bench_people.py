@@ -13,8 +13,13 @@ import pytest
 import proxfield as pf
 from proxfield.bench import people_work
 from proxfield.bench.people import chart_id, make_curve, make_people_tables
-from proxfield.bench.people_frames import simulated_frames
-from proxfield.bench.people_work import Setting, counted_field, iterate, people_rules
+from proxfield.bench.people_work import (
+    Setting,
+    counted_field,
+    iterate,
+    people_rules,
+    simulated_frames,
+)
 from proxfield.bench.runner import Settings
 from proxfield.core.solve.rules.registry import make_rule
 
@@ -196,7 +201,7 @@ def test_the_table_and_resuming(
 def test_a_timed_run_has_what_the_table_needs() -> None:
     """Outside of the command, whose clock counts work in these tests."""
     [instance] = simulated_frames([0], 1, size=(96, 54), spacing=4.0)
-    task = people_work.PeopleTask(instance, Setting("exact"), make_rule("fixed"), budget=0.01)
+    task = people_work.people_task(instance, Setting("exact"), make_rule("fixed"), budget=0.01)
     record = {**task.identity(SETTINGS), **task.do(instance.make(), SETTINGS)}
     [table] = make_people_tables([record], (), [0.01])
     assert table.columns == ("0.01 s",) and table.facts["people"] == 27

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from proxfield.bench import segmentation_scenes as scenes
+from proxfield.bench import segmentation as scenes
 from proxfield.bench.paper import count_wins
 from proxfield.bench.segmentation import make_segmentation_tables, mean_iou
 from proxfield.bench.suites import generated_exact

@@ -8,10 +8,7 @@ import numpy as np
 import pytest
 
 from proxfield.errors import InputError
-from proxfield.people.bodies import SHAPES, Noise, draw_boxes, draw_people, smooth_noise
-from proxfield.people.cameras import PERSON_RADIUS
-from proxfield.people.scene import Scene
-from proxfield.people.silhouettes import Boxes, Runs
+from proxfield.people.bodies import SHAPES, Noise, draw_boxes, smooth_noise
 from proxfield.people.simulate import GROUNDS, Simulation, look_at, simulate
 
 
@@ -90,15 +87,13 @@ def test_a_person_at_a_location_covers_its_silhouette() -> None:
     at = sim.scene.n_locations // 3
     assert sim.scene.positions is not None
     here = sim.scene.positions[at : at + 1]
-    by_cameras = draw_people(sim.cameras, here, radii=PERSON_RADIUS, noise=Noise.none())
-    by_scene = draw_people(sim.scene, here + 0.2, noise=Noise.none())
-    for s, a, b in zip(sim.scene.silhouettes, by_cameras, by_scene, strict=True):
+    for camera, s in zip(sim.cameras, sim.scene.silhouettes, strict=True):
+        mask = draw_boxes(camera.rectangles(here), s.width, s.height, noise=Noise.none())
         inside = np.zeros(s.height * s.width, dtype=bool)
         inside[s.pixels(at)] = True
         inside = inside.reshape(s.height, s.width)
-        for mask in (a, b):
-            assert not mask[~inside].any()
-            assert (mask[inside] > 0).mean() > 0.6
+        assert not mask[~inside].any()
+        assert (mask[inside] > 0).mean() > 0.6
 
 
 @pytest.mark.parametrize("shape", sorted(SHAPES))
@@ -139,8 +134,9 @@ def test_soft_edges() -> None:
 def test_bodies_behind_the_camera_or_outside_of_the_image_are_not_drawn() -> None:
     camera = look_at([0, -5, 2], [0, 0, 1], 80, 60, 60)
     people = [[0.0, -20.0], [500.0, 5.0], [0.0, 1.0]]
-    mask = draw_people([camera], people, noise=Noise.none())[0]
-    alone = draw_people([camera], people[2:], noise=Noise.none())[0]
+    boxes = camera.rectangles(people)
+    mask = draw_boxes(boxes, 80, 60, noise=Noise.none())
+    alone = draw_boxes(boxes[2:], 80, 60, noise=Noise.none())
     assert np.array_equal(mask, alone)
     assert alone.any()
     boxes = [[np.nan] * 4, [-1e300, 0, -1e299, 5], [90, 0, 95, 9], [5, 5, 5, 9]]
@@ -171,15 +167,10 @@ def test_bad_arguments(options: dict[str, object], text: str) -> None:
         simulate(**options)  # type: ignore[arg-type]
 
 
-def test_bad_noise_and_scenes_that_people_cannot_be_put_on() -> None:
+def test_bad_noise_and_shapes() -> None:
     with pytest.raises(InputError, match=r"missing=1\.5"):
         Noise(missing=1.5)
     with pytest.raises(InputError, match="blobs=-1"):
         Noise(blobs=-1)
     with pytest.raises(InputError, match="shape='cube'"):
         draw_boxes([[0, 0, 1, 1]], 4, 4, shape="cube")
-    with pytest.raises(InputError, match="no positions"):
-        draw_people(Scene((Boxes(2, 2, [[0, 0, 2, 2]]),)), [[0, 0]])
-    runs = Scene((Runs(2, 2, [[0, 0, 1]], [0, 1]),), positions=np.zeros((1, 2)))
-    with pytest.raises(InputError, match="not into runs"):
-        draw_people(runs, [[0, 0]])

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass
+from functools import partial
+from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.io import loadmat
 
-from proxfield.bench.suites import file_digest, natural_key
+from proxfield.bench.suites import Instance, file_digest, natural_key
+from proxfield.core.common.records import Record
 from proxfield.core.terms.base import Ints
 from proxfield.core.terms.factor import Factor
 from proxfield.core.terms.unary import Unary
 from proxfield.errors import InputError
 from proxfield.field import Field
-from proxfield.io.files import display_name
+from proxfield.io.files import display_name, read_bytes
 
 if TYPE_CHECKING:
     from proxfield.learn.characters import CharacterSets
@@ -51,17 +55,6 @@ class Inpainting:
 
 
 @dataclass(frozen=True)
-class InpaintingInstance:
-    """One field of the benchmark; the same protocol as `suites.Instance`."""
-
-    suite: str
-    name: str
-    digest: str
-    make: Callable[[], Inpainting] = field(compare=False, repr=False)
-    reference: Callable[[], object] | None = field(default=None, compare=False, repr=False)
-
-
-@dataclass(frozen=True)
 class Training:
     """How the models are trained.
 
@@ -86,7 +79,7 @@ def trained_instances(
     count: int,
     methods: Sequence[str] = METHODS,
     tell: Callable[[str], None] | None = None,
-) -> list[InpaintingInstance]:
+) -> list[Instance[Inpainting]]:
     """Fields of test characters under models that are trained unless they are in a folder.
 
     Args:
@@ -113,18 +106,13 @@ def trained_instances(
             data = f"{known} {hashlib.sha256(image.tobytes() + mask.tobytes()).hexdigest()}"
             digest = hashlib.sha256(data.encode()).hexdigest()[:16]
             name = f"U+{ord(sets.test.text[k]):04X} {sets.test.fonts[k]}"
-            out.append(InpaintingInstance(method, name, digest, _maker(model, image, mask)))
+            out.append(Instance(method, name, digest, partial(_hole, model, image, mask)))
     return out
 
 
-def _maker(model: DecisionTreeField, image: Ints, mask: Any) -> Callable[[], Inpainting]:
-    @cache
-    def make() -> Inpainting:
-        hidden = np.flatnonzero(mask)
-        truth = image.ravel()[hidden]
-        return Inpainting(model.field(image, mask), hidden, truth, labels=image)
-
-    return make
+def _hole(model: DecisionTreeField, image: Ints, mask: NDArray[np.bool_]) -> Inpainting:
+    hidden = np.flatnonzero(mask)
+    return Inpainting(model.field(image, mask), hidden, image.ravel()[hidden], labels=image)
 
 
 def untrained(method: str) -> DecisionTreeField:
@@ -165,7 +153,7 @@ def load_or_fit(
 # ---- models in files ----
 
 
-def given_instances(data: str) -> list[InpaintingInstance]:
+def given_instances(data: str) -> list[Instance[Inpainting]]:
     """Models of decision tree fields in MATLAB files.
 
     A file ``TST_test_<number>_<height>_<width>.mat`` holds one binary field: ``D`` are the unary
@@ -188,16 +176,12 @@ def given_instances(data: str) -> list[InpaintingInstance]:
     if not paths:
         raise InputError("no models, expected TST_*.mat", path=display_name(data))
     paths.sort(key=lambda p: natural_key(p.stem))
-    return [InpaintingInstance(GIVEN, p.stem, file_digest(p), _reader(p)) for p in paths]
+    return [Instance(GIVEN, p.stem, file_digest(p), partial(_given, p)) for p in paths]
 
 
-def _reader(path: Path) -> Callable[[], Inpainting]:
-    @cache
-    def make() -> Inpainting:
-        model = read_model(path)
-        return Inpainting(model, np.arange(model.n_vars), None, best_known(path))
-
-    return make
+def _given(path: Path) -> Inpainting:
+    model = read_model(path)
+    return Inpainting(model, np.arange(model.n_vars), None, best_known(path))
 
 
 def read_model(path: str | Path, *, distinct: bool = True) -> Field:
@@ -254,17 +238,11 @@ def best_known(path: str | Path) -> float | None:
         ) from None
 
 
-def read_matlab(path: str | Path) -> dict[str, Any]:
+def read_matlab(path: str | Path) -> Record:
     """The variables of a MATLAB file (before version 7.3)."""
-    import scipy.io
-
-    from proxfield.io.files import read_bytes
-
     content, name = read_bytes(path)
     try:
-        from io import BytesIO
-
-        data: dict[str, Any] = scipy.io.loadmat(BytesIO(content))
+        data: Record = loadmat(BytesIO(content))
     except Exception as error:  # whatever a damaged file makes scipy raise
         raise InputError(f"no MATLAB file ({error}), expected .mat", path=name) from None
     return data

@@ -1,7 +1,8 @@
 """Table 1: the mean F of each rule on each suite at each budget, beside the published one.
 
 Also from the same runs: how often one rule reaches a lower F than another; and how far the
-certified bound is from the exact log Z, where that is known.
+certified bound is from the exact log Z, where that is known. Figure 2: how much the outcome depends
+on the damping parameter η = 1/(1 + d).
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 from proxfield.bench.published import published
-from proxfield.bench.runner import PaperTask
+from proxfield.bench.runner import Task, paper_task
 from proxfield.bench.store import number_of
-from proxfield.bench.suites import Instance
+from proxfield.bench.suites import FieldInstance
 from proxfield.bench.table import (
+    BEST,
     ShownValue,
     Table,
     is_lowest,
@@ -23,33 +26,34 @@ from proxfield.bench.table import (
     make_cells,
     mark,
     show,
-    star,
     weighted_mean,
 )
 from proxfield.core.common.records import Record
 from proxfield.core.solve.rules.base import Rule
+from proxfield.core.solve.rules.registry import make_rule
+from proxfield.errors import InputError
+from proxfield.field import Field
 
+PARAMETER = {"adhoc": "eta", "fixed": "step", "adaptive": "step"}
+"""The rules of the figure, and what each calls η."""
+ETAS = tuple(round(10 ** (-k / 4), 5) for k in range(12, -1, -1))
 OVERRUN_FACTOR = 1.1
 """A run that takes more than this many times its budget is worth mentioning."""
 TIE = 0.005
 """Values of F closer than this are the same to the digits shown."""
-PARTS = (
-    ShownValue("free_energy", show),
-    ShownValue("best", star, "", left=True),
-    ShownValue("published", show, "published"),
-)
+PARTS = (ShownValue("free_energy", show), BEST, ShownValue("published", show, "published"))
 LISTED = ("free_energy", "spread", "best", "published", "iterations", "converged")
-Suites = Mapping[str, Sequence[Instance]]
+Suites = Mapping[str, Sequence[FieldInstance]]
 Runs = dict[tuple[str, str, float], dict[str, list[Record]]]
 """Repetitions of timed runs by (suite, rule, budget) and by instance."""
 
 
 def paper_tasks(
     suites: Suites, rules: Sequence[Rule], budgets: Sequence[float], repeats: int
-) -> list[PaperTask]:
+) -> list[Task[Field]]:
     """The timed runs of Table 1, instance by instance."""
     return [
-        PaperTask("run", instance, rule, budget, repeat)
+        paper_task("run", instance, rule, budget, repeat)
         for instances in suites.values()
         for instance in instances
         for rule in rules
@@ -81,19 +85,7 @@ def make_paper_tables(
     """
     tables = []
     for suite, instances in suites.items():
-
-        def measure(
-            rule: str, budget: float, suite: str = suite, instances: Sequence[Instance] = instances
-        ) -> Record:
-            found = runs.get((suite, rule, budget), {})
-            return {
-                **dict.fromkeys(("free_energy", "spread", "iterations")),
-                "published": published(rule, suite, budget),
-                "converged": 0,
-                **(_measure(found, instances) if len(found) == len(instances) else {}),
-            }
-
-        cells = make_cells(rules, budgets, measure)
+        cells = make_cells(rules, budgets, partial(_cell, runs, suite, instances))
         for column in zip(*cells.values(), strict=True):
             mark(column, "published", "published_best")
         count = sum(i.weight for i in instances)
@@ -109,8 +101,15 @@ def make_paper_tables(
     return tables
 
 
-def _measure(found: Mapping[str, list[Record]], instances: Sequence[Instance]) -> Record:
+def _cell(
+    runs: Runs, suite: str, instances: Sequence[FieldInstance], rule: str, budget: float
+) -> Record:
     """Median over repetitions, mean over instances by weight."""
+    found = runs.get((suite, rule, budget), {})
+    cell: Record = dict.fromkeys(("free_energy", "spread", "iterations"))
+    cell |= {"published": published(rule, suite, budget), "converged": 0}
+    if len(found) < len(instances):
+        return cell
     each = [found[i.name] for i in instances]
     weights = [i.weight for i in instances]
     energies = [[number_of(r, "free_energy") for r in runs] for runs in each]
@@ -118,7 +117,7 @@ def _measure(found: Mapping[str, list[Record]], instances: Sequence[Instance]) -
         weighted_mean([pick(some) for some in energies], weights) for pick in (median, min, max)
     ]
     settled = [sum(r["status"] == "converged" for r in runs) * 2 > len(runs) for runs in each]
-    return {
+    return cell | {
         "free_energy": means[0],
         "spread": means[1:] if len(each[0]) > 1 else None,
         "iterations": median(median(int(r["iterations"]) for r in runs) for runs in each),
@@ -222,9 +221,9 @@ class Gaps:
     log_z: dict[str, float]
 
 
-def exact_tasks(instances: Iterable[Instance], rules: Sequence[Rule]) -> list[PaperTask]:
+def exact_tasks(instances: Iterable[FieldInstance], rules: Sequence[Rule]) -> list[Task[Field]]:
     """One run of each rule on each model with exact answers."""
-    return [PaperTask("exact", instance, rule) for instance in instances for rule in rules]
+    return [paper_task("exact", instance, rule) for instance in instances for rule in rules]
 
 
 def make_gaps(records: Iterable[Record], rules: Sequence[str]) -> Gaps:
@@ -254,3 +253,106 @@ def _gap(records: Sequence[Record], wanted: int) -> Record:
     errors = [float(r["error"]) for r in records if r.get("error") is not None]
     error = sum(errors) / len(errors) if len(errors) == len(records) else None
     return {"value": sum(gaps) / len(gaps), "error": error}
+
+
+# ---- Figure 2 ----
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """Figure 2.
+
+    Attributes:
+        curves: (η, mean F) by suite, rule and budget, η rising.
+        lipschitz: Mean of the paper's d = L, by suite.
+        certified: Mean of the certified d, by suite.
+    """
+
+    curves: dict[tuple[str, str, float], list[tuple[float, float]]]
+    lipschitz: dict[str, float]
+    certified: dict[str, float]
+
+    def data(self) -> dict[str, object]:
+        """For ``--json``: the points of all curves, and the marks."""
+        points = [
+            {"suite": suite, "rule": rule, "budget": budget, "eta": eta, "free_energy": value}
+            for (suite, rule, budget), curve in self.curves.items()
+            for eta, value in curve
+        ]
+        return {"points": points, "lipschitz": self.lipschitz, "certified": self.certified}
+
+    @property
+    def suites(self) -> list[str]:
+        """The suites, in order."""
+        return list(dict.fromkeys(suite for suite, _, _ in self.curves))
+
+    @property
+    def budgets(self) -> list[float]:
+        """The budgets, in order."""
+        return sorted({budget for _, _, budget in self.curves})
+
+
+def sensitivity_tasks(
+    suites: Suites, etas: Sequence[float], budgets: Sequence[float]
+) -> list[Task[Field]]:
+    """Timed runs over a range of η, and the curvature of each instance."""
+    rules = [make_rule(name, {key: eta}) for name, key in PARAMETER.items() for eta in etas]
+    tasks = []
+    for instances in suites.values():
+        for instance in instances:
+            tasks.append(paper_task("curvature", instance))
+            tasks += [paper_task("run", instance, rule, b, 0) for rule in rules for b in budgets]
+    return tasks
+
+
+def make_sensitivity(records: Iterable[Record]) -> Sensitivity:
+    """The figure of some results. A point needs a run on every instance of its suite.
+
+    Raises:
+        InputError: If there is no such point.
+    """
+    records = list(records)
+    runs = [r for r in records if r["kind"] == "run" and _eta(r) is not None]
+    if runs:  # results of several versions or settings: the latest
+        last = _session(runs[-1])
+        runs = [r for r in runs if _session(r) == last]
+    names: dict[str, set[str]] = defaultdict(set)
+    points: dict[tuple[str, str, float, float], dict[str, list[Record]]] = defaultdict(dict)
+    for r in runs:
+        eta = _eta(r)
+        assert eta is not None
+        names[r["suite"]].add(r["instance"])
+        key = (r["suite"], r["rule"], float(r["budget"]), eta)
+        points[key].setdefault(r["instance"], []).append(r)
+    curves: dict[tuple[str, str, float], list[tuple[float, float]]] = defaultdict(list)
+    for (suite, rule, budget, eta), found in sorted(points.items()):
+        if set(found) != names[suite]:
+            continue
+        values = [median(number_of(r, "free_energy") for r in rows) for rows in found.values()]
+        weights = [float(rows[0].get("weight", 1)) for rows in found.values()]
+        curves[suite, rule, budget].append((eta, weighted_mean(values, weights)))
+    if not curves:
+        raise InputError("no sensitivity results, expected those of bench sensitivity")
+    curvature = [r for r in records if r["kind"] == "curvature"]
+    return Sensitivity(
+        dict(curves), _mean_of(curvature, "lipschitz"), _mean_of(curvature, "certified")
+    )
+
+
+def _eta(record: Record) -> float | None:
+    """The η of a run; None if it belongs to no curve."""
+    value = (record.get("params") or {}).get(PARAMETER.get(record.get("rule") or "", ""))
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def _session(record: Record) -> tuple[object, ...]:
+    return tuple(record.get(key) for key in ("version", "tol", "threads"))
+
+
+def _mean_of(records: Iterable[Record], key: str) -> dict[str, float]:
+    """A number's mean by suite, over instances by weight."""
+    pairs: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for r in records:
+        if r[key] is not None:
+            pairs[r["suite"]].append((float(r[key]), float(r.get("weight", 1))))
+    return {s: weighted_mean([v for v, _ in p], [w for _, w in p]) for s, p in pairs.items()}

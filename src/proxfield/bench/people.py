@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from proxfield.bench.people_frames import Frame
-from proxfield.bench.people_work import ROWS, STEP, Setting, counted_field, iterate
+from proxfield.bench.people_work import ROWS, STEP, Frame, Setting, counted_field, iterate
 from proxfield.bench.published import PEOPLE, PEOPLE_BUDGETS
 from proxfield.bench.runner import Settings
 from proxfield.bench.store import number_of
 from proxfield.bench.table import (
+    BEST,
     ShownValue,
     Table,
     budget_name,
@@ -23,7 +25,6 @@ from proxfield.bench.table import (
     mark,
     show,
     standard_error,
-    star,
 )
 from proxfield.core.common.arrays import Doubles
 from proxfield.core.common.records import Record
@@ -44,20 +45,12 @@ Key = tuple[str, str, str]
 these only."""
 
 
-def show_moda(value: float | None) -> str:
-    """MODA with the digits of the paper's table.
-
-    Example:
-        >>> show_moda(0.8222), show_moda(None)
-        ('0.822', '–')
-    """
-    return show(value, 3)
-
-
+show_moda = partial(show, digits=3)
+"""Writes MODA with the digits of the paper's table."""
 PARTS = (
     ShownValue("free_energy", show),
     ShownValue("moda", show_moda, "MODA"),
-    ShownValue("best_moda", star, "", left=True),
+    replace(BEST, name="best_moda"),
 )
 
 

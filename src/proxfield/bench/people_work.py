@@ -1,33 +1,39 @@
-"""Work of the benchmark on people: a rule on a frame, for so many gradients or seconds."""
+"""The benchmark on people: frames, and a rule on one of them for so many gradients or seconds."""
 
 from __future__ import annotations
 
+import hashlib
 import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING
+from functools import lru_cache, partial
+from pathlib import Path
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from proxfield._version import __version__
-from proxfield.bench.people_frames import Frame, FrameInstance
-from proxfield.bench.runner import UNLIMITED, Settings, Warm, infer_with
+from proxfield.bench.runner import Settings, Task, outcome, timed_run
+from proxfield.bench.suites import Instance
 from proxfield.core.common.arrays import Doubles
-from proxfield.core.common.records import Record, plain
+from proxfield.core.common.records import Record
 from proxfield.core.engines.plan import Update
 from proxfield.core.engines.terms import register
 from proxfield.core.solve.request import Request
 from proxfield.core.solve.rules.base import Rule
 from proxfield.core.solve.rules.registry import make_rule
-from proxfield.core.terms.base import Floats, Layout, Visits
+from proxfield.core.terms.base import Layout
 from proxfield.errors import InputError, shown
 from proxfield.field import Field
-from proxfield.people.detections import suppress
+from proxfield.io.files import display_name, read_bytes
+from proxfield.io.masks import MaskFiles
+from proxfield.io.pom import read_pom
+from proxfield.people.detect import Masks
+from proxfield.people.detections import Detections, suppress
 from proxfield.people.evaluation import match
+from proxfield.people.numba.occupancy import OccupancyOnCpu
 from proxfield.people.occupancy import ExactOccupancy, Occupancy, RatioOccupancy
-
-if TYPE_CHECKING:
-    from proxfield.people.numba.occupancy import OccupancyOnCpu
+from proxfield.people.scene import Scene
+from proxfield.people.simulate import simulate
 
 START = "unary"
 """All rules start from the prior."""
@@ -57,6 +63,12 @@ MODELS: dict[str, Record] = {
     "ratio": {"prior": 5e-5, "variance": 0.003},
 }
 """Parameters of each model beside the defaults of `Occupancy`, the same for all rules."""
+PITCH = "pitch"
+"""The suite of simulated frames."""
+SPACING = 0.35
+"""Distance of neighboring locations of the pitch, in meters."""
+STRIDE = 50
+"""Simulated frames are that far apart, 2 seconds: those in between hardly differ."""
 
 
 @dataclass(frozen=True)
@@ -76,94 +88,181 @@ class Setting:
         return {"model": self.model, "radius": self.radius, **MODELS[self.model]}
 
 
-@dataclass(frozen=True)
-class PeopleTask:
-    """One rule on one frame.
+# ---- frames ----
+
+
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """One frame.
 
     Attributes:
+        scene: What people at each location would cover.
+        number: Of the frame.
+        masks: Makes or reads the masks of all cameras.
+        truth: Where people are, in meters.  # (k, 2)
+    """
+
+    scene: Scene
+    number: int
+    masks: Callable[[], Masks]
+    truth: Doubles
+
+
+def simulated_frames(
+    seeds: Sequence[int],
+    frames: int,
+    *,
+    size: tuple[int, int] | None = None,
+    spacing: float | None = None,
+) -> list[Instance[Frame]]:
+    """Frames of the simulated pitch.
+
+    Args:
+        seeds: Of each simulation.
+        frames: Number of frames of each.
+        size: As in `simulate`.
+        spacing: Distance of neighboring locations in meters; `SPACING` by default.
+    """
+    out = []
+    for seed in seeds:
+        made = simulate(PITCH, size=size, spacing=spacing or SPACING, seed=seed)
+        known = scene_digest(made.scene)
+        for number in range(0, STRIDE * frames, STRIDE):
+            frame = Frame(made.scene, number, partial(made.masks, number), made.truth(number))
+            out.append(_instance(PITCH, f"seed {seed}, frame {number}", frame, known))
+    return out
+
+
+def folder_frames(folder: str) -> list[Instance[Frame]]:
+    """Frames of a folder as ``proxfield make people`` writes it; all masks are read once.
+
+    Raises:
+        InputError: If a file is missing or damaged, or there are no frames.
+    """
+    path = Path(folder)
+    pom = read_pom(path / "scene.pom")
+    ground = _read_locations(path / "locations.csv", pom.n_locations)
+    scene = Scene.from_pom(pom, positions=ground)
+    if pom.input_format is None:
+        raise InputError(
+            "no INPUT_VIEW_FORMAT, expected the names of the masks",
+            path=display_name(path / "scene.pom"),
+        )
+    files = MaskFiles(pom.resolve(pom.input_format), scene.names, pom.sizes)
+    truth = Detections.load(path / "truth.csv")
+    if not truth.frames.size:
+        raise InputError("has no frames", path=display_name(path / "truth.csv"))
+    known = scene_digest(scene)
+    frames = [Frame(scene, n, partial(files.read, n), truth.at(n)) for n in truth.frames.tolist()]
+    suite = path.resolve().name
+    return [_instance(suite, f"frame {f.number}", f, known) for f in frames]
+
+
+def load_frames(folders: Sequence[str]) -> list[Instance[Frame]]:
+    """Frames of several folders.
+
+    Raises:
+        InputError: As `folder_frames`, or if two folders have the same name.
+    """
+    names = [Path(folder).resolve().name for folder in folders]
+    if len(set(names)) < len(names):
+        raise InputError("--data: two folders have the same name, expected different ones")
+    return [frame for folder in folders for frame in folder_frames(folder)]
+
+
+def scene_digest(scene: Scene) -> str:
+    """Of what people cover, where locations are, and priors."""
+    parts: list[ArrayLike] = [np.asarray(scene.prior)]
+    if scene.positions is not None:
+        parts.append(scene.positions)
+    for s in scene.silhouettes:
+        parts += [np.array([s.height, s.width]), *s.to_arrays().values()]
+    return _digest(parts)
+
+
+def _instance(suite: str, name: str, frame: Frame, known: str) -> Instance[Frame]:
+    masks = [np.zeros(0) if mask is None else mask for mask in frame.masks()]
+    digest = hashlib.sha256(f"{known} {_digest([*masks, frame.truth])}".encode()).hexdigest()[:16]
+    return Instance(suite, name, digest, lambda: frame)
+
+
+def _digest(parts: Iterable[ArrayLike]) -> str:
+    total = hashlib.sha256()
+    for part in parts:
+        values = np.ascontiguousarray(part)
+        total.update(f"{values.dtype} {values.shape}".encode())
+        total.update(values.tobytes())
+    return total.hexdigest()
+
+
+def _read_locations(path: Path, count: int) -> Doubles:
+    """Positions of the locations, which a .pom file doesn't have.  # (n, 2)"""
+    content, name = read_bytes(path)
+    lines = content.decode("utf-8", "replace").split()
+    if not lines or lines[0] != "x,y":
+        raise InputError("expected the header x,y", path=name, line=1)
+    words = [line.split(",") for line in lines[1:]]
+    odd = next((k for k, row in enumerate(words) if len(row) != 2), None)
+    if odd is not None:
+        raise InputError(f"{lines[odd + 1]!r}, expected x and y", path=name, line=odd + 2)
+    try:
+        out = np.array(words, dtype=np.float64).reshape(-1, 2)
+    except ValueError as error:
+        raise InputError(f"{error}, expected x and y in meters", path=name) from None
+    if len(out) != count:
+        raise InputError(f"{len(out)} locations, expected {count} as scene.pom has", path=name)
+    return out
+
+
+# ---- work ----
+
+
+def people_task(
+    instance: Instance[Frame],
+    setting: Setting,
+    rule: Rule,
+    max_passes: int | None = None,
+    budget: float | None = None,
+) -> Task[Frame]:
+    """One rule on one frame.
+
+    Args:
         instance: The frame.
         setting: What it is compared on.
         rule: The rule.
         max_passes: Maximum number of gradients; or
         budget: seconds of iterating.
     """
+    kind, work, cost = "people", _timed, budget
+    if budget is None:
+        kind, work, cost = "passes", _counted, 0.05 * (max_passes or 0)
+    facts = {"setting": setting.record(), "max_passes": max_passes, "budget": budget}
+    make = partial(counted_field, setting=setting)
+    return Task(kind, instance, work, rule, budget, facts, make_field=make, init=START, cost=cost)
 
-    instance: FrameInstance
-    setting: Setting
-    rule: Rule
-    max_passes: int | None = None
-    budget: float | None = None
 
-    @property
-    def kind(self) -> str:
-        """Counted in passes, or timed."""
-        return "passes" if self.budget is None else "people"
+def _timed(task: Task[Frame], frame: Frame, settings: Settings) -> Record:
+    """F, and how many detections are people, at the end."""
+    result = timed_run(task, frame, settings)
+    matches, false_alarms = score(frame, result.q[1::2], task.facts["setting"]["radius"])
+    found = {"people": len(frame.truth), "matches": matches, "false_alarms": false_alarms}
+    return outcome(result) | found
 
-    @property
-    def cost(self) -> float:
-        """Seconds that it takes at most, roughly."""
-        return self.budget or 0.05 * (self.max_passes or 0)
 
-    def identity(self, settings: Settings) -> Record:
-        """What tells this task from others in a results file."""
-        return {
-            "kind": self.kind,
-            "suite": self.instance.suite,
-            "instance": self.instance.name,
-            "digest": self.instance.digest,
-            "setting": self.setting.record(),
-            "rule": self.rule.name,
-            "params": plain(self.rule.params),
-            "max_passes": self.max_passes,
-            "budget": self.budget,
-            "tol": settings.tol,
-            "threads": settings.threads,
-            "version": __version__,
-        }
-
-    def warm_up(self, frame: Frame, settings: Settings, warm: Warm) -> None:
-        """One iteration of each rule on each model before the first that is timed."""
-        family = (self.setting.model, self.rule.name)
-        if self.budget is not None and family not in warm:
-            warm.add(family)
-            infer_with(
-                self.rule, counted_field(frame, self.setting), settings, init=START, max_iters=1,
-                trace=False,
-            )  # fmt: skip
-
-    def do(self, frame: Frame, settings: Settings) -> Record:
-        """F, and how many detections are people, at the end or after every pass."""
-        return self._timed(frame, settings) if self.budget else self._counted(frame, settings)
-
-    def _timed(self, frame: Frame, settings: Settings) -> Record:
-        result = infer_with(
-            self.rule, counted_field(frame, self.setting), settings, init=START,
-            budget=self.budget, max_iters=UNLIMITED, trace=False,
-        )  # fmt: skip
-        matches, false_alarms = score(frame, result.q[1::2], self.setting.radius)
-        return {
-            "free_energy": result.free_energy,
-            "iterations": result.iterations,
-            "seconds": round(result.seconds, 6),
-            "status": result.status.label,
-            "people": len(frame.truth),
-            "matches": matches,
-            "false_alarms": false_alarms,
-        }
-
-    def _counted(self, frame: Frame, settings: Settings) -> Record:
-        assert self.max_passes is not None
-        way = iterate(counted_field(frame, self.setting), self.rule, self.max_passes, settings)
-        scores = [score(frame, q, self.setting.radius) for q in way.states]
-        return {
-            "seconds": round(way.seconds, 6),
-            "iterations": len(way.passes) - 1,
-            "people": len(frame.truth),
-            "passes": way.passes,
-            "trace_free_energy": [float(f"{f:.10g}") for f in way.free_energy],
-            "matches": [m for m, _ in scores],
-            "false_alarms": [f for _, f in scores],
-        }
+def _counted(task: Task[Frame], frame: Frame, settings: Settings) -> Record:
+    """F, and how many detections are people, after every pass."""
+    assert task.rule is not None
+    way = iterate(task.field_of(frame), task.rule, task.facts["max_passes"], settings)
+    scores = [score(frame, q, task.facts["setting"]["radius"]) for q in way.states]
+    return {
+        "seconds": round(way.seconds, 6),
+        "iterations": len(way.passes) - 1,
+        "people": len(frame.truth),
+        "passes": way.passes,
+        "trace_free_energy": [float(f"{f:.10g}") for f in way.free_energy],
+        "matches": [m for m, _ in scores],
+        "false_alarms": [f for _, f in scores],
+    }
 
 
 def people_rules(chosen: list[str] | None = None) -> dict[str, list[Rule]]:
@@ -190,7 +289,7 @@ def people_rules(chosen: list[str] | None = None) -> dict[str, list[Rule]]:
 # ---- counting ----
 
 
-class CountedExact(ExactOccupancy):
+class Counted:
     """A copy of a term that counts how often it is evaluated, in ``passes``."""
 
     def __init__(self, term: Occupancy) -> None:
@@ -198,36 +297,24 @@ class CountedExact(ExactOccupancy):
         self.passes = 0
 
 
-class CountedRatio(RatioOccupancy):
-    """The same for the other model."""
-
-    def __init__(self, term: Occupancy) -> None:
-        self.__dict__.update(term.__dict__)
-        self.passes = 0
+class CountedExact(Counted, ExactOccupancy):
+    """`Counted` with ``model="exact"``."""
 
 
-class CountedOnCpu:
-    """Counts evaluations, and leaves them to the term's own kernels."""
+class CountedRatio(Counted, RatioOccupancy):
+    """`Counted` with ``model="ratio"``."""
+
+
+class CountedOnCpu(OccupancyOnCpu):
+    """The term's own kernels; a sweep is counted by its plan, so that visits are not."""
 
     def __init__(self, term: CountedExact | CountedRatio, layout: Layout, dtype: str) -> None:
-        from proxfield.people.numba.occupancy import OccupancyOnCpu
+        super().__init__(term, layout, dtype)
+        self.counted = term
 
-        self.term = term
-        self.kernels: OccupancyOnCpu = OccupancyOnCpu(term, layout, dtype)
-
-    def visits(self, q: Floats) -> Visits:
-        """As `OccupancyOnCpu`; a sweep is counted by its plan, so that visits are not."""
-        return self.kernels.visits(q)
-
-    def add_gradient(self, q: Floats, out: Floats) -> float:
-        """As `OccupancyOnCpu`."""
-        self.term.passes += 1
-        return self.kernels.add_gradient(q, out)
-
-    def add_binary_gradient(self, log_empty: Doubles, out: Floats) -> float:
-        """As `OccupancyOnCpu`."""
-        self.term.passes += 1
-        return self.kernels.add_binary_gradient(log_empty, out)
+    def _evaluate(self, logs: Doubles) -> float:
+        self.counted.passes += 1
+        return super()._evaluate(logs)
 
 
 for _term in (CountedExact, CountedRatio):
@@ -273,7 +360,7 @@ def iterate(field: Field, rule: Rule, max_passes: int, settings: Settings) -> Wa
         max_passes: Maximum number of gradients.
         settings: Tolerance and threads.
     """
-    term = next(t for t in field.terms if isinstance(t, (CountedExact, CountedRatio)))
+    term = next(t for t in field.terms if isinstance(t, Counted))
     request = Request(
         rule, init=START, max_iters=max_passes, tol=settings.tol, threads=settings.threads
     )

@@ -7,23 +7,22 @@ drawn as SVG when the report is written, so that they need neither a network nor
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from proxfield.bench.charts import (
+    Curves,
     experiment_charts,
     people_charts,
     segmentation_charts,
     sensitivity_charts,
 )
-from proxfield.bench.curves import Curves
 from proxfield.bench.inpainting_models import GIVEN
-from proxfield.bench.paper import Gaps, Wins, bests
+from proxfield.bench.paper import PARAMETER, Gaps, Sensitivity, Wins, bests
 from proxfield.bench.people import chart_id, show_moda
 from proxfield.bench.published import ABOUT, FULL_NAMES
-from proxfield.bench.segmentation_scenes import CLASSES
-from proxfield.bench.sensitivity import PARAMETER, Sensitivity
+from proxfield.bench.segmentation import CLASSES
 from proxfield.bench.table import Experiment, Table, budget_name, counted, show
 from proxfield.core.common.extras import install_hint
 from proxfield.core.common.records import Record
@@ -163,8 +162,10 @@ def make_report(data: ReportData) -> str:
 
     env = find_environment()
     charts = Charts()
-    curves = [*data.curves, *(data.inpainting.curves if data.inpainting else [])]
-    context: dict[str, Any] = {
+    people, inpainting, segmentation = data.people, data.inpainting, data.segmentation
+    curves = [*data.curves, *(inpainting.curves if inpainting else [])]
+    commands = [str(meta["command"]) for meta in data.metas if "command" in meta]
+    context: Record = {
         "title": TITLE,
         "about": _about(data),
         "style": Markup(page_style()),  # our own file
@@ -181,15 +182,24 @@ def make_report(data: ReportData) -> str:
         "failures": data.failures,
         "figures": data.figures,
         **_table_parts(data),
-        **_convergence(curves, charts),
-        **_sensitivity(data.sensitivity, charts),
-        **_inpainting(data.inpainting),
-        **_people(data.people, charts),
-        **_segmentation(data.segmentation, charts),
+        "convergence": [_convergence(c, charts) for c in curves],
+        "convergence_rules": list(dict.fromkeys(rule for c in curves for rule in c.rows)),
+        "sensitivity": _sensitivity(data.sensitivity, charts) if data.sensitivity else [],
+        "sensitivity_rules": list(PARAMETER),
+        "inpainting": inpainting,
+        "given": GIVEN,
+        "inpainting_pictures": _encoded(inpainting),
+        "people": [_people(table, charts) for table in (people.tables if people else ())],
+        "people_pictures": _encoded(people),
+        **_segmentation(segmentation, charts),
         **_panels(data, charts),
         "rules": _rules(data),
         "install": install_hint("bench"),
-        "commands": list(dict.fromkeys([*_commands(data.metas), data.command])),
+        "commands": list(
+            dict.fromkeys(
+                [*(str(m["command"]) for m in data.metas if "command" in m), data.command]
+            )
+        ),
         "origins": [_origin(meta, data.tol) for meta in data.metas],
     }
     present = {**context, "what": True, "rerun": True, "exact": context["gaps"]}
@@ -218,25 +228,27 @@ def _suites(data: ReportData) -> list[str]:
 
 def _table_parts(data: ReportData) -> Record:
     """What is said about Table 1."""
-    if not data.table:
-        return {"headlines": [], "foreign": "", "differences": []}
     own = data.papers_own
     foreign = [table.suite for table in data.table if not own.get(table.suite)]
     headlines, differences = [], []
     for table in data.table:
         last = table.columns.index(max(table.columns))
+        pairs = [bests(table, k) for k in range(len(table.columns))]
+        if not own.get(table.suite):
+            pairs = [(ours, None) for ours, _ in pairs]
+        differences += [_difference(*pair, "–") for pair in pairs]
         best = [r for r in table.rules if table.cells[r][last]["best"]]
-        ours, theirs = bests(table, last)
+        ours, theirs = pairs[last]
         if best and ours is not None:
-            theirs = theirs if own.get(table.suite) else None
             headlines.append(
                 {"suite": table.suite, "rules": best, "budget": table.columns[last], "ours": ours,
                  "theirs": theirs, "difference": _difference(ours, theirs, "")}
             )  # fmt: skip
-        for k in range(len(table.columns)) if any(own.get(t.suite) for t in data.table) else ():
-            ours, theirs = bests(table, k)
-            differences.append(_difference(ours, theirs if own.get(table.suite) else None, "–"))
-    return {"headlines": headlines, "foreign": joined(foreign), "differences": differences}
+    return {
+        "headlines": headlines,
+        "foreign": joined(foreign),
+        "differences": differences if len(foreign) < len(data.table) else [],
+    }
 
 
 def _difference(ours: float | None, theirs: float | None, unknown: str) -> str:
@@ -267,39 +279,30 @@ def _range(cell: Record) -> str:
     return "± 0" if show(below) == show(above) == show(0.0) else f"−{below:.2f} +{above:.2f}"
 
 
-def _convergence(curves: Sequence[Curves], charts: Charts) -> Record:
-    out = []
-    for c in curves:
-        iterations, seconds = c.charts()
-        name = f"convergence-{c.suite}"
-        drawn = [
-            charts.draw(
-                f"{name}-{axis}", "convergence", chart,
-                f"F against {axis} on {c.instance}, one curve per rule",
-            )
-            for chart, axis in ((seconds, "seconds"), (iterations, "iterations"))
-        ]  # fmt: skip
-        lowest = show_energy(c.lowest)
-        out.append(
-            {"suite": c.suite, "instance": c.instance, "n_vars": c.n_vars, "charts": drawn,
-             "lowest": lowest}
-        )  # fmt: skip
-    rules = list(dict.fromkeys(rule for c in curves for rule in c.rows))
-    return {"convergence": out, "convergence_rules": rules}
+def _convergence(c: Curves, charts: Charts) -> Record:
+    iterations, seconds = c.charts()
+    drawn = [
+        charts.draw(
+            f"convergence-{c.suite}-{axis}", "convergence", chart,
+            f"F against {axis} on {c.instance}, one curve per rule",
+        )
+        for chart, axis in ((seconds, "seconds"), (iterations, "iterations"))
+    ]  # fmt: skip
+    lowest = show_energy(c.lowest)
+    return {"suite": c.suite, "instance": c.instance, "n_vars": c.n_vars, "charts": drawn,
+            "lowest": lowest}  # fmt: skip
 
 
-def _sensitivity(figure: Sensitivity | None, charts: Charts) -> Record:
+def _sensitivity(figure: Sensitivity, charts: Charts) -> list[Record]:
     out = []
-    for suite in figure.suites if figure else ():
-        assert figure is not None
+    for suite in figure.suites:
+        some = zip(sensitivity_charts(figure, suite), figure.budgets, strict=True)
         drawn = [
             charts.draw(
                 f"sensitivity-{suite}-{budget:g}".replace(".", "_"), "sensitivity", chart,
                 f"F against the damping on {suite} at {budget_name(budget)}",
             )
-            for chart, budget in zip(
-                sensitivity_charts(figure, suite), figure.budgets, strict=True
-            )
+            for chart, budget in some
         ]  # fmt: skip
         marks = [
             f"{label} = {by[suite]:.3g}"
@@ -308,52 +311,38 @@ def _sensitivity(figure: Sensitivity | None, charts: Charts) -> Record:
         ]
         caption = f"Mean {' and mean '.join(marks)}." if marks else ""
         out.append({"suite": suite, "charts": drawn, "caption": caption})
-    return {"sensitivity": out, "sensitivity_rules": list(PARAMETER)}
+    return out
 
 
-def _inpainting(results: Experiment | None) -> Record:
-    pictures = _encoded(results.pictures if results else [])
-    return {"inpainting": results, "given": GIVEN, "inpainting_pictures": pictures}
-
-
-def _people(people: Experiment | None, charts: Charts) -> Record:
-    out = []
-    for table in people.tables if people else ():
-        group = chart_id(table, "group")
-        drawn = [
-            charts.draw(
-                chart_id(table, what), group, chart, f"{what} against passes on {table.name}"
-            )
-            for chart, what in zip(people_charts(table), ("F", "MODA"), strict=True)
-            if table.curves
-        ]
-        out.append({"table": table, "group": group, "charts": drawn})
-    return {"people": out, "people_pictures": _encoded(people.pictures if people else [])}
+def _people(table: Table, charts: Charts) -> Record:
+    group = chart_id(table, "group")
+    drawn = [
+        charts.draw(chart_id(table, what), group, chart, f"{what} against passes on {table.name}")
+        for chart, what in zip(people_charts(table), ("F", "MODA"), strict=True)
+        if table.curves
+    ]
+    return {"table": table, "group": group, "charts": drawn}
 
 
 def _segmentation(results: Experiment | None, charts: Charts) -> Record:
     tables = results.tables if results else []
     drawn = [
         charts.draw(
-            f"segmentation-{k}", "segmentation", chart, f"F against iterations, {table.name}"
+            f"segmentation-{k}", "segmentation", chart, f"F against iterations, {chart.title}"
         )
-        for k, (chart, table) in enumerate(
-            zip(segmentation_charts(results) if results else [], tables, strict=True)
-        )
+        for k, chart in enumerate(segmentation_charts(results))
     ]
-    rules = list(dict.fromkeys(rule for t in tables for rule in t.curves))
     return {
         "segmentation": tables,
         "segmentation_plots": drawn,
-        "segmentation_rules": rules,
+        "segmentation_rules": list(dict.fromkeys(rule for t in tables for rule in t.curves)),
         "classes_of_scenes": len(CLASSES),
     }
 
 
 def _panels(data: ReportData, charts: Charts) -> Record:
     some = experiment_charts(data.curves, data.inpainting, data.people, data.segmentation)
-    if len(some) < 2:
-        return {"panels": [], "panel_rules": []}
+    some = some if len(some) > 1 else []
     drawn = [
         charts.draw(f"panel-{k}", "panels", chart, f"F against {chart.x_label} for {chart.title}")
         for k, chart in enumerate(some)
@@ -362,7 +351,9 @@ def _panels(data: ReportData, charts: Charts) -> Record:
     return {"panels": drawn, "panel_rules": rules}
 
 
-def _encoded(pictures: Iterable[tuple[str, str, bytes]]) -> list[tuple[str, str, str]]:
+def _encoded(part: Experiment | None) -> list[tuple[str, str, str]]:
+    """The pictures of an experiment, as a page holds them."""
+    pictures = part.pictures if part else []
     return [(name, what, base64.b64encode(png).decode("ascii")) for name, what, png in pictures]
 
 
@@ -374,10 +365,6 @@ def _rules(data: ReportData) -> list[tuple[str, str]]:
         names += [rule for table in (part.tables if part else ()) for rule in table.rules]
     names = list(dict.fromkeys(names)) or list(PARAMETER)
     return [(name, str(RULES[name].summary)) for name in names if name in RULES]
-
-
-def _commands(metas: Iterable[Record]) -> list[str]:
-    return [str(meta["command"]) for meta in metas if "command" in meta]
 
 
 def _origin(meta: Record, tol: float) -> list[tuple[str, str]]:

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 
 from proxfield._version import __version__
 from proxfield.bench.store import Store
-from proxfield.bench.suites import Instance
+from proxfield.bench.suites import Instance, ModelT
 from proxfield.core.common.records import Record, plain
 from proxfield.core.jobs import run_jobs, slots_of
 from proxfield.core.solve import infer as inference
+from proxfield.core.solve.progress import make_bar
 from proxfield.errors import ProxfieldError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from proxfield.bench.progress import Watcher
     from proxfield.core.solve.rules.base import Rule
     from proxfield.field import Field
     from proxfield.result import Result, Trace
@@ -33,9 +34,11 @@ TRACE_POINTS = 300
 """Points kept of a trace."""
 EXACT_ITERS = 1000
 PROBE_ITERS = 3
-"""Iterations after which it is seen whether a rule evaluates F anyway."""
+"""Iterations of a first run: kernels get compiled, and it is seen whether a rule evaluates F."""
 FAILURES = (ProxfieldError, FloatingPointError, MemoryError)
 """What one rule may fail with on one field; the benchmark goes on."""
+Made = tuple[Record | None, str]
+"""What a task gives, or None and why it failed."""
 
 
 @dataclass(frozen=True)
@@ -46,106 +49,31 @@ class Settings:
     threads: int
 
 
-ModelT = TypeVar("ModelT")
-ReadT = TypeVar("ReadT", covariant=True)
-Warm = set[tuple[str, ...]]
-"""What has been run once already."""
-
-
-class Named(Protocol):
-    """What work is done on."""
-
-    @property
-    def suite(self) -> str:
-        """The suite it belongs to."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-
-
-class Readable(Named, Protocol[ReadT]):
-    """The same with what it takes to have it: `Instance`, or a frame of people."""
-
-    @property
-    def make(self) -> Callable[[], ReadT]:
-        """Reads or makes it."""
-
-    @property
-    def reference(self) -> Callable[[], object] | None:
-        """Reads the exact answers, where there are any."""
-
-
-class Work(Protocol):
-    """A piece of work, as far as those know it who only hear of it."""
-
-    @property
-    def kind(self) -> str:
-        """Its kind, a key of `store.NEEDED`."""
-
-    @property
-    def instance(self) -> Named:
-        """What it is done on."""
-
-    @property
-    def rule(self) -> Rule | None:
-        """The rule, where one is needed."""
-
-    @property
-    def budget(self) -> float | None:
-        """Seconds of iterating, where these are limited."""
-
-    @property
-    def cost(self) -> float:
-        """Seconds that it takes at most, roughly."""
-
-    def identity(self, settings: Settings) -> Record:
-        """What tells it from others in a results file."""
-
-
-class Runnable(Work, Protocol[ModelT]):
-    """A piece of work that `run_tasks` can do: a `PaperTask`, or one on people."""
-
-    @property
-    def instance(self) -> Readable[ModelT]:
-        """What it is done on."""
-
-    def warm_up(self, model: ModelT, settings: Settings, warm: Warm) -> None:
-        """A short run, so that nothing is timed for the first time."""
-
-    def do(self, model: ModelT, settings: Settings) -> Record:
-        """The work itself: what to store beside the identity."""
-
-
-def rule_identity(rule: Rule, settings: Settings) -> Record:
-    """What tells runs of a rule from those of others in a results file."""
-    params = {k: v for k, v in rule.params.items() if not callable(v)}
-    return {
-        "rule": rule.name,
-        "params": plain(params),
-        "tol": settings.tol,
-        "threads": settings.threads,
-    }
-
-
 @dataclass(frozen=True)
-class PaperTask:
+class Task(Generic[ModelT]):
     """One piece of work.
 
     Attributes:
-        kind: "run" (timed), "trace" (F of every state), "exact" (gap to the exact log Z) or
-            "curvature" (L and the certified damping).
-        instance: The model.
+        kind: A key of `store.NEEDED`.
+        instance: What it is done on.
+        work: Does it: what to store beside the identity.
         rule: The rule, where one is needed.
-        budget: Seconds of iterating.
-        repeat: Which repetition of a timed run.
+        budget: Seconds of iterating, where these are limited.
+        facts: What else tells it from others in a results file.
+        make_field: Makes the field of a model; by default that is one.
+        init: Start of the inference, as in `infer`.
+        cost: Seconds that it takes at most, roughly; the budget by default.
     """
 
     kind: str
-    instance: Instance
+    instance: Instance[ModelT]
+    work: Callable[[Task[ModelT], ModelT, Settings], Record]
     rule: Rule | None = None
     budget: float | None = None
-    repeat: int | None = None
+    facts: Record = field(default_factory=dict)
+    make_field: Callable[[ModelT], Field] | None = None
+    init: str = "uniform"
+    cost: float | None = None
 
     def identity(self, settings: Settings) -> Record:
         """What tells this task from others in a results file."""
@@ -154,52 +82,92 @@ class PaperTask:
             "suite": self.instance.suite,
             "instance": self.instance.name,
             "digest": self.instance.digest,
-            "weight": self.instance.weight,
             "version": __version__,
+            **self.facts,
         }
         if self.rule is not None:
-            out |= rule_identity(self.rule, settings)
-        if self.budget is not None:
-            out["budget"] = self.budget
-        if self.repeat is not None:
-            out["repeat"] = self.repeat
-        return out
+            params = {k: v for k, v in self.rule.params.items() if not callable(v)}
+            out |= {"rule": self.rule.name, "params": plain(params)}
+            out |= {"tol": settings.tol, "threads": settings.threads}
+        return out if self.budget is None else {**out, "budget": self.budget}
 
     @property
-    def cost(self) -> float:
+    def seconds(self) -> float:
         """Seconds that it takes at most, roughly."""
-        return (self.budget or 0.1) + 0.01
+        return (self.budget or 0.1) + 0.01 if self.cost is None else self.cost
 
-    def warm_up(self, field: Field, settings: Settings, warm: Warm) -> None:
-        """One short run of each rule on each family."""
-        if self.kind != "run" or self.rule is None:
+    def field_of(self, model: ModelT) -> Field:
+        """The field of a model."""
+        made: Any = model if self.make_field is None else self.make_field(model)
+        return made  # type: ignore[no-any-return]
+
+    def do(self, model: ModelT, settings: Settings) -> Record:
+        """What there is to store."""
+        return self.work(self, model, settings)
+
+    def infer(self, model: ModelT, settings: Settings, **options: Any) -> Result:
+        """Run the rule; Ctrl-C is passed on."""
+        assert self.rule is not None
+        limits: Record = {"init": self.init, "tol": settings.tol, "threads": settings.threads}
+        result = inference.infer(self.field_of(model), self.rule, **limits, **options)
+        if result.status.name == "INTERRUPTED":
+            raise KeyboardInterrupt
+        return result
+
+    def warm_up(self, model: ModelT, settings: Settings, warm: set[str]) -> None:
+        """One short run of each rule on each suite, so that nothing is timed for the first time."""
+        if self.rule is None:
             return
-        family = (self.instance.suite, self.rule.name)
+        family = json.dumps([self.instance.suite, self.rule.name, self.facts.get("setting")])
         if family not in warm:
             warm.add(family)
-            inference.infer(
-                field, self.rule, max_iters=3, tol=settings.tol, threads=settings.threads,
-                trace=False,
-            )  # fmt: skip
-
-    def do(self, field: Field, settings: Settings) -> Record:
-        """What there is to store."""
-        return WORK[self.kind](self, field, settings)
+            self.infer(model, settings, max_iters=PROBE_ITERS, trace=False)
 
 
 @dataclass(frozen=True)
 class Failure:
     """A task that couldn't be done, and why."""
 
-    task: Work
+    task: Task[Any]
     why: str
 
 
+class TaskBar:
+    """A bar on stderr with the time left; silent when stderr isn't a terminal."""
+
+    def __enter__(self) -> TaskBar:
+        self._bar = make_bar(time_left=True)
+        if self._bar is not None:
+            self._task = self._bar.add_task("reading models", total=None, detail="")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def begin(self, cost: float, tasks: int, stored: int) -> None:
+        """Work begins: its cost in seconds, the tasks in all and those stored before."""
+        self._done, self._tasks = stored, tasks
+        if self._bar is not None:
+            self._bar.reset(self._task, total=cost, detail=f"{stored}/{tasks}")
+
+    def working(self, what: str) -> None:
+        """Some work begins."""
+        if self._bar is not None:
+            self._bar.update(self._task, description=what)
+
+    def done(self, cost: float) -> None:
+        """A task of so many seconds is done."""
+        self._done += 1
+        if self._bar is not None:
+            self._bar.update(self._task, advance=cost, detail=f"{self._done}/{self._tasks}")
+
+
 def run_tasks(
-    tasks: Sequence[Runnable[ModelT]],
+    tasks: Sequence[Task[ModelT]],
     store: Store,
     settings: Settings,
-    watcher: Watcher,
+    bar: TaskBar,
     jobs: int | None = None,
 ) -> list[Failure]:
     """Run the tasks that aren't stored yet, instance by instance.
@@ -210,7 +178,7 @@ def run_tasks(
         tasks: The tasks; those of one instance should follow each other.
         store: Where results are and go.
         settings: What all tasks share.
-        watcher: Is told how it goes.
+        bar: Is told how it goes.
         jobs: Number of instances at a time; see `proxfield.core.jobs.run_jobs`.
 
     Returns:
@@ -221,38 +189,42 @@ def run_tasks(
         InputError: If a model can't be read, before anything is run.
     """
     pending = [t for t in tasks if store.find(t.identity(settings)) is None]
-    models = _read_all(pending, watcher)
-    watcher.begin(sum(t.cost for t in pending), len(tasks), len(tasks) - len(pending))
+    models = {}
+    for instance in dict.fromkeys(t.instance for t in pending):  # a bad one shows before a long run
+        bar.working(f"reading {instance.suite}/{instance.name}")
+        models[instance] = instance.make()
+        if instance.reference is not None:
+            instance.reference()
+    bar.begin(sum(t.seconds for t in pending), len(tasks), len(tasks) - len(pending))
     failures: list[Failure] = []
     groups = [list(group) for _, group in groupby(pending, key=lambda t: t.instance)]
 
-    def take(task: Runnable[ModelT], record: Record | None, why: str) -> None:
+    def take(task: Task[ModelT], made: Made) -> None:
+        record, why = made
         if record is None:
             failures.append(Failure(task, why))
         else:
             store.add({**task.identity(settings), **record})
-        watcher.done(task)
+        bar.done(task.seconds)
 
     if slots_of(jobs) > 1:
         work = partial(_run_group, settings=settings)
         items = enumerate(groups)
         for number, made in run_jobs(work, items, jobs, settings.threads, name=_name_of):
-            for task, (record, why) in zip(groups[number], made, strict=True):
-                take(task, record, why)
+            for task, one in zip(groups[number], made, strict=True):
+                take(task, one)
         return failures
-    warm: Warm = set()
+    warm: set[str] = set()
     for group in groups:
-        model = models[group[0].instance]
         for task in group:
-            watcher.working(task)
-            take(task, *_attempt(task, model, settings, warm))
+            rule = "" if task.rule is None else f" {task.rule.name}"
+            budget = "" if task.budget is None else f" {task.budget:g} s"
+            bar.working(f"{task.instance.suite}/{task.instance.name}{rule}{budget}")
+            take(task, _attempt(task, models[task.instance], settings, warm))
     return failures
 
 
-def _attempt(
-    task: Runnable[ModelT], model: ModelT, settings: Settings, warm: Warm
-) -> tuple[Record | None, str]:
-    """What a task gives, or None and why it failed."""
+def _attempt(task: Task[ModelT], model: ModelT, settings: Settings, warm: set[str]) -> Made:
     try:
         task.warm_up(model, settings, warm)
         return task.do(model, settings), ""
@@ -260,13 +232,13 @@ def _attempt(
         return None, str(error) or type(error).__name__
 
 
-_WARM: Warm = set()
+_WARM: set[str] = set()
 """What this worker has run once already."""
+Group = tuple[int, Sequence[Task[Any]]]
+"""The tasks of one instance, with a number."""
 
 
-def _run_group(
-    item: tuple[int, Sequence[Runnable[Any]]], settings: Settings
-) -> tuple[int, list[tuple[Record | None, str]]]:
+def _run_group(item: Group, settings: Settings) -> tuple[int, list[Made]]:
     """All tasks of one instance, in a worker."""
     number, group = item
     model = group[0].instance.make()
@@ -274,76 +246,47 @@ def _run_group(
     return number, [(None if record is None else plain(record), why) for record, why in made]
 
 
-def _name_of(item: tuple[int, Sequence[Runnable[Any]]]) -> str:
+def _name_of(item: Group) -> str:
     return item[1][0].instance.name
 
 
-def _read_all(
-    pending: Iterable[Runnable[ModelT]], watcher: Watcher
-) -> dict[Readable[ModelT], ModelT]:
-    """All models that are needed, so that a bad one shows before a long run."""
-    out: dict[Readable[ModelT], ModelT] = {}
-    for instance in dict.fromkeys(t.instance for t in pending):
-        watcher.reading(instance)
-        out[instance] = instance.make()
-        if instance.reference is not None:
-            instance.reference()
-    return out
+# ---- work on fields ----
 
 
-def infer_with(rule: Rule, field: Field, settings: Settings, **options: Any) -> Result:
-    """Run a rule, from uniform marginals by default; Ctrl-C is passed on."""
-    result = inference.infer(field, rule, tol=settings.tol, threads=settings.threads, **options)
-    if result.status.name == "INTERRUPTED":
-        raise KeyboardInterrupt
-    return result
-
-
-def _infer(task: PaperTask, field: Field, settings: Settings, **options: Any) -> Result:
-    """Run the task's rule."""
-    assert task.rule is not None
-    return infer_with(task.rule, field, settings, **options)
-
-
-def _do_run(task: PaperTask, field: Field, settings: Settings) -> Record:
-    """A timed run. The clock is `infer`'s own: F of the end is evaluated after it has stopped."""
-    begun = time.perf_counter()
-    result = _infer(task, field, settings, budget=task.budget, max_iters=UNLIMITED, trace=False)
-    whole = time.perf_counter() - begun
+def outcome(result: Result) -> Record:
+    """What is stored of every run."""
     return {
         "free_energy": result.free_energy,
         "iterations": result.iterations,
         "seconds": round(result.seconds, 6),
-        "setup_seconds": round(whole - result.seconds, 6),
         "status": result.status.label,
     }
 
 
-def _do_trace(task: PaperTask, field: Field, settings: Settings) -> Record:
-    """F of every state, in a run of its own because that may cost time."""
-    assert task.rule is not None and task.budget is not None
-    return traced_run(task.rule, field, settings, task.budget)
+def timed_run(task: Task[ModelT], model: ModelT, settings: Settings) -> Result:
+    """A run for the task's seconds. Its clock doesn't count F of the end."""
+    return task.infer(model, settings, budget=task.budget, max_iters=UNLIMITED, trace=False)
 
 
-def traced_run(rule: Rule, field: Field, settings: Settings, budget: float) -> Record:
-    """A run that notes F of its states: what is stored of it.
+def traced_run(task: Task[ModelT], model: ModelT, settings: Settings) -> Record:
+    """F of every state, in a run of its own because that may cost time: what is stored of it.
 
     Rules that evaluate F anyway run as they do when they are timed. Asked for F of every state,
     they would spend time on states inside their search that no trace shows, and end higher.
     """
-    short = infer_with(rule, field, settings, max_iters=PROBE_ITERS, trace=False)
+    short = task.infer(model, settings, max_iters=PROBE_ITERS, trace=False)
     known = bool(np.isfinite(short.trace.free_energy).all())
-    result = infer_with(rule, field, settings, budget=budget, max_iters=UNLIMITED, trace=not known)
-    rows = thin_out(result.trace)
+    result = task.infer(
+        model, settings, budget=task.budget, max_iters=UNLIMITED, trace=not known
+    )  # fmt: skip
+    trace = result.trace
+    rows = thin_out(trace)
     return {
-        "n_vars": field.n_vars,
-        "status": result.status.label,
-        "free_energy": result.free_energy,
-        "iterations": result.iterations,
-        "seconds": round(result.seconds, 6),
-        "iteration": result.trace.iteration[rows],
-        "trace_seconds": [float(f"{s:.4g}") for s in result.trace.seconds[rows]],
-        "trace_free_energy": [float(f"{f:.11g}") for f in result.trace.free_energy[rows]],
+        "n_vars": task.field_of(model).n_vars,
+        **outcome(result),
+        "iteration": trace.iteration[rows],
+        "trace_seconds": [float(f"{s:.4g}") for s in trace.seconds[rows]],
+        "trace_free_energy": [float(f"{f:.11g}") for f in trace.free_energy[rows]],
     }
 
 
@@ -355,11 +298,39 @@ def thin_out(trace: Trace) -> NDArray[np.int64]:
     return np.unique(np.concatenate([[0], at]))
 
 
-def _do_exact(task: PaperTask, field: Field, settings: Settings) -> Record:
+def paper_task(
+    kind: str,
+    instance: Instance[Field],
+    rule: Rule | None = None,
+    budget: float | None = None,
+    repeat: int | None = None,
+) -> Task[Field]:
+    """A task on a field.
+
+    Args:
+        kind: "run" (timed), "trace" (F of every state), "exact" (gap to the exact log Z) or
+            "curvature" (L and the certified damping).
+        instance: The model.
+        rule: The rule, where one is needed.
+        budget: Seconds of iterating.
+        repeat: Which repetition of a timed run.
+    """
+    facts: Record = {"weight": instance.weight} | ({} if repeat is None else {"repeat": repeat})
+    return Task(kind, instance, WORK[kind], rule, budget, facts)
+
+
+def _run(task: Task[Field], field: Field, settings: Settings) -> Record:
+    begun = time.perf_counter()
+    result = timed_run(task, field, settings)
+    whole = time.perf_counter() - begun
+    return {**outcome(result), "setup_seconds": round(whole - result.seconds, 6)}
+
+
+def _exact(task: Task[Field], field: Field, settings: Settings) -> Record:
     """How far the bound is from the exact log Z, and the marginals from the exact ones."""
     assert task.instance.reference is not None
     reference = task.instance.reference()
-    result = _infer(task, field, settings, max_iters=EXACT_ITERS, trace=False)
+    result = task.infer(field, settings, max_iters=EXACT_ITERS, trace=False)
     exact = reference.marginals
     error = None if exact is None or len(exact) != len(result.q) else np.abs(result.q - exact)
     return {
@@ -370,7 +341,7 @@ def _do_exact(task: PaperTask, field: Field, settings: Settings) -> Record:
     }
 
 
-def _do_curvature(task: PaperTask, field: Field, settings: Settings) -> Record:
+def _curvature(task: Task[Field], field: Field, settings: Settings) -> Record:
     """The paper's d = L and the certified d."""
     from proxfield.core.engines.plan import damping_for
     from proxfield.core.solve.curvature import Curvature
@@ -380,12 +351,7 @@ def _do_curvature(task: PaperTask, field: Field, settings: Settings) -> Record:
     return {"lipschitz": curvature.lipschitz, "certified": certified}
 
 
-WORK: dict[str, Callable[[PaperTask, Field, Settings], Record]] = {
-    "run": _do_run,
-    "trace": _do_trace,
-    "exact": _do_exact,
-    "curvature": _do_curvature,
-}
+WORK = {"run": _run, "trace": traced_run, "exact": _exact, "curvature": _curvature}
 
 
 def threads_of(threads: int | None) -> int:

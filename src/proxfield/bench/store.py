@@ -11,10 +11,13 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
+from proxfield.core.common.checks import is_real
 from proxfield.core.common.records import Record, plain
 from proxfield.errors import InputError
 from proxfield.io.files import atomic_write, display_name, read_bytes
@@ -118,47 +121,37 @@ class Store:
 
     def _append(self, record: Record) -> None:
         assert self._file is not None, "the store is closed"
-        try:
+        kept = "what was finished before is kept: the same command goes on from there"
+        with _naming("can't write", f"enough free space; {kept}", self.path):
             self._file.write(json.dumps(record, allow_nan=False) + "\n")
             self._file.flush()
-        except OSError as error:
-            raise InputError(
-                f"can't write ({error.strerror or error}), expected enough free space; what was "
-                "finished before is kept: the same command goes on from there",
-                path=display_name(self.path),
-            ) from None
 
     def _open(self) -> None:
         name = display_name(self.path)
-        try:
+        with _naming("can't read", "a results file", self.path):
             exists = self.path.exists()
             if exists and not self.path.is_file():  # a device may never end
                 raise InputError("not a regular file, expected a results file", path=name)
             content = self.path.read_bytes() if exists else b""
-        except InputError:
-            raise
-        except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or error
-            raise InputError(f"can't read ({why}), expected a results file", path=name) from None
         found = parse_lines(content)
-        self.metas = [r for r in found.good if r["kind"] == "meta"]
         self._records = {identity(r): r for r in found.good if r["kind"] != "meta"}
         if found.bad:
-            self._keep_aside(found.good, found.bad)
+            self._keep_aside(found)
+        self.metas = [r for r in found.good if r["kind"] == "meta"]
         try:
-            self._file = self.path.open("a", encoding="utf-8", newline="\n")
-            self._lock()
-            if not found.bad and found.cut is not None:
-                self.notes.append(
-                    f"{name}: its last line was cut short; that piece of work is done again"
-                )
-                self._file.truncate(found.cut)
-            elif not found.bad and content and not content.endswith(b"\n"):
-                self._file.write("\n")
-        except OSError as error:
+            with _naming("can't write", "a writable file", self.path):
+                self._file = self.path.open("a", encoding="utf-8", newline="\n")
+                self._lock()
+                if not found.bad and found.cut is not None:
+                    self.notes.append(
+                        f"{name}: its last line was cut short; that piece of work is done again"
+                    )
+                    self._file.truncate(found.cut)
+                elif not found.bad and content and not content.endswith(b"\n"):
+                    self._file.write("\n")
+        except InputError:
             self.close()
-            why = error.strerror or error
-            raise InputError(f"can't write ({why}), expected a writable file", path=name) from None
+            raise
         if not self.metas:
             self._append(self.meta)
             self.metas.append(self.meta)
@@ -178,7 +171,6 @@ class Store:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            self.close()
             raise InputError(
                 "another benchmark is writing to it, expected a file of its own (--output FILE)",
                 path=display_name(self.path),
@@ -186,31 +178,35 @@ class Store:
         except OSError:  # a file system without locks
             pass
 
-    def _keep_aside(self, good: list[Record], bad: int) -> None:
+    def _keep_aside(self, found: Lines) -> None:
         """Rename a damaged file and write its good lines anew."""
-        aside = self.path.with_name(f"{self.path.name}.corrupt")
-        count = 1
-        while aside.exists():
-            count += 1
-            aside = self.path.with_name(f"{self.path.name}.corrupt.{count}")
-        try:
+        names = (f"{self.path.name}.corrupt{k}" for k in ("", *(f".{n}" for n in count(2))))
+        aside = next(p for p in map(self.path.with_name, names) if not p.exists())
+        with _naming("is damaged and can't be renamed", "a writable folder", self.path):
             self.path.rename(aside)
-        except OSError as error:
-            raise InputError(
-                f"is damaged and can't be renamed ({error.strerror or error}), "
-                "expected a writable folder",
-                path=display_name(self.path),
-            ) from None
-        good = good if good and good[0]["kind"] == "meta" else [self.meta, *good]
-        atomic_write(self.path, "".join(json.dumps(r) + "\n" for r in good))
-        self.metas = [r for r in good if r["kind"] == "meta"]
-        lines = "line" if bad == 1 else "lines"
+        if not found.good or found.good[0]["kind"] != "meta":
+            found.good.insert(0, self.meta)
+        atomic_write(self.path, "".join(json.dumps(r) + "\n" for r in found.good))
+        lines = "line" if found.bad == 1 else "lines"
         self.notes.append(
-            f"{display_name(self.path)}: {bad} damaged {lines}; the file is kept as "
+            f"{display_name(self.path)}: {found.bad} damaged {lines}; the file is kept as "
             f"{display_name(aside)}, its {len(self._records)} good results are used"
         )
 
 
+@contextlib.contextmanager
+def _naming(what: str, expected: str, path: Path) -> Iterator[None]:
+    """Raise `InputError` for whatever goes wrong with the file."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise InputError(f"{what} ({why}), expected {expected}", path=display_name(path)) from None
+
+
+@dataclass
 class Lines:
     """What the lines of a results file came to.
 
@@ -220,10 +216,9 @@ class Lines:
         cut: Where an unfinished last line begins, None if there is none.
     """
 
-    def __init__(self) -> None:
-        self.good: list[Record] = []
-        self.bad = 0
-        self.cut: int | None = None
+    good: list[Record] = field(default_factory=list)
+    bad: int = 0
+    cut: int | None = None
 
 
 def parse_lines(content: bytes) -> Lines:
@@ -231,17 +226,15 @@ def parse_lines(content: bytes) -> Lines:
     out = Lines()
     at = 0
     for line in content.splitlines(keepends=True):
-        if line.strip():
-            record = _parse_record(line)
-            if record is not None and (out.good or record["kind"] == "meta" or out.bad):
-                out.good.append(record)
-            elif record is not None:  # results without the line that says where they come from
-                out.bad += 1
-                out.good.append(record)
-            elif not line.endswith(b"\n") and out.good:
-                out.cut = at
-            else:
-                out.bad += 1
+        record = _parse_record(line)
+        if record is not None:
+            # results without the line that says where they come from are used all the same
+            out.bad += not (out.good or out.bad or record["kind"] == "meta")
+            out.good.append(record)
+        elif line.strip() and not line.endswith(b"\n") and out.good:
+            out.cut = at
+        elif line.strip():
+            out.bad += 1
         at += len(line)
     return out
 
@@ -262,11 +255,8 @@ def _parse_record(line: bytes) -> Record | None:
     named = all(isinstance(record.get(key), str) for key in ("suite", "instance", "digest"))
     whole = all(key in record for key in NEEDED[kind])
     numbers = (record.get(key) for key in ("free_energy", "seconds", "iterations"))
-    return record if named and whole and all(_is_number(x) for x in numbers) else None
-
-
-def _is_number(value: Any) -> bool:
-    return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
+    fine = all(x is None or is_real(x) for x in numbers)
+    return record if named and whole and fine else None
 
 
 def _lasting(meta: Record) -> Record:

@@ -10,17 +10,20 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.bench.generated import RECIPE, generated, small_models
 from proxfield.bench.published import DIGESTS, SUITES
 from proxfield.errors import InputError, shown
+from proxfield.field import Field
+from proxfield.io.evidence import read_evidence
 from proxfield.io.files import display_name, read_bytes
-
-if TYPE_CHECKING:
-    from proxfield.field import Field
+from proxfield.io.results import read_mar, read_pr
+from proxfield.io.uai import read_model
+from proxfield.testing import enumerate_field
 
 ENDINGS = (".uai", ".uai.gz", ".uai.xz", ".uai.bz2")
 WEIGHTS = "multiplicity.csv"
@@ -39,28 +42,34 @@ class Reference:
     marginals: NDArray[np.float64] | None
 
 
+ModelT = TypeVar("ModelT")
+
+
 @dataclass(frozen=True)
-class Instance:
-    """One model of the benchmark.
+class Instance(Generic[ModelT]):
+    """One model of a benchmark: a field, or what fields are made of.
 
     Attributes:
         suite: The suite (or family) it belongs to.
         name: Its name, without folder and endings.
-        weight: How many instances of the paper it stands for.
         digest: Tells its content apart from other models of the same name.
-        make: Reads or makes the field.
+        make: Reads or makes the model.
         reference: Reads the exact answers, where there are any.
+        weight: How many instances of the paper it stands for.
     """
 
     suite: str
     name: str
-    weight: int
     digest: str
-    make: Callable[[], Field] = field(compare=False, repr=False)
+    make: Callable[[], ModelT] = field(compare=False, repr=False)
     reference: Callable[[], Reference] | None = field(default=None, compare=False, repr=False)
+    weight: int = 1
 
 
-def load_suites(data: str | None, wanted: Sequence[str] | None) -> dict[str, list[Instance]]:
+FieldInstance = Instance[Field]
+
+
+def load_suites(data: str | None, wanted: Sequence[str] | None) -> dict[str, list[FieldInstance]]:
     """The instances by suite.
 
     Args:
@@ -88,20 +97,18 @@ def load_suites(data: str | None, wanted: Sequence[str] | None) -> dict[str, lis
     return {name: instances for name, instances in found.items() if instances}
 
 
-def _generated_suite(suite: str) -> list[Instance]:
-    from proxfield.bench.generated import RECIPE, generated
-
-    found = [Instance(suite, name, weight, RECIPE, make) for name, weight, make in generated(suite)]
+def _generated_suite(suite: str) -> list[FieldInstance]:
+    found = (Instance(suite, name, RECIPE, make, None, w) for name, w, make in generated(suite))
     return sorted(found, key=lambda i: natural_key(i.name))
 
 
-def _read_suite(folder: Path, suite: str) -> list[Instance]:
+def _read_suite(folder: Path, suite: str) -> list[FieldInstance]:
     """The models in a folder, in natural order; none if there is no such folder."""
     if not folder.exists():
         return []
     paths = [p for p in _list_folder(folder) if p.name.lower().endswith(ENDINGS)]
     weights = _read_weights(folder / WEIGHTS)
-    out: dict[str, Instance] = {}
+    out: dict[str, FieldInstance] = {}
     for path in sorted(paths, key=lambda p: natural_key(stem(p.name))):
         name = stem(path.name)
         if name in out:
@@ -115,17 +122,10 @@ def _read_suite(folder: Path, suite: str) -> list[Instance]:
                 path=display_name(folder / WEIGHTS),
             )
         weight = 1 if weights is None else weights[name]
-        out[name] = Instance(suite, name, weight, file_digest(path), _reader(path))
+        out[name] = Instance(
+            suite, name, file_digest(path), partial(read_model, path), weight=weight
+        )
     return list(out.values())
-
-
-def _reader(path: Path) -> Callable[[], Field]:
-    def make() -> Field:
-        from proxfield.io.uai import read_model
-
-        return read_model(path)
-
-    return make
 
 
 def _list_folder(folder: Path) -> list[Path]:
@@ -165,7 +165,7 @@ def _read_weights(path: Path) -> dict[str, int] | None:
     return weights
 
 
-def load_exact(folder_name: str) -> list[Instance]:
+def load_exact(folder_name: str) -> list[FieldInstance]:
     """Models with exact answers: ``DIR/<family>/X.uai`` beside ``X.uai.PR``, and where there are
     any ``X.uai.MAR`` (marginals) and ``X.uai.evid`` (evidence)."""
     folder = Path(folder_name)
@@ -180,19 +180,15 @@ def load_exact(folder_name: str) -> list[Instance]:
     return [_exact_instance(path) for path in paths]
 
 
-def generated_exact() -> list[Instance]:
+def generated_exact() -> list[FieldInstance]:
     """Small seeded models whose exact answers are found by enumerating all labellings."""
-    from proxfield.bench.generated import RECIPE, small_models
-
     return [
-        Instance(family, name, 1, RECIPE, make, partial(_enumerate, make))
+        Instance(family, name, RECIPE, make, partial(_enumerate, make))
         for family, name, make in small_models()
     ]
 
 
 def _enumerate(make: Callable[[], Field]) -> Reference:
-    from proxfield.testing import enumerate_field
-
     exact = enumerate_field(make())
     return Reference(exact.log_z, exact.marginals)
 
@@ -202,26 +198,21 @@ def beside(path: Path, ending: str) -> Path:
     return path.with_name(f"{path.name}.{ending}")
 
 
-def _exact_instance(path: Path) -> Instance:
+def _exact_instance(path: Path) -> FieldInstance:
     evidence, marginals = beside(path, "evid"), beside(path, "MAR")
 
     def make() -> Field:
-        from proxfield.io.evidence import read_evidence
-        from proxfield.io.uai import read_model
-
         model = read_model(path)
         if evidence.exists():
             model = model.condition(read_evidence(evidence, model.cardinalities))
         return model
 
     def reference() -> Reference:
-        from proxfield.io.results import read_mar, read_pr
-
         log_z = read_pr(beside(path, "PR"))
         exact = np.concatenate(read_mar(marginals)) if marginals.exists() else None
         return Reference(log_z, exact)
 
-    return Instance(path.parent.name, stem(path.name), 1, file_digest(path), make, reference)
+    return Instance(path.parent.name, stem(path.name), file_digest(path), make, reference)
 
 
 def stem(name: str) -> str:
@@ -253,18 +244,18 @@ def file_digest(path: Path) -> str:
     return hashlib.sha256(read_bytes(path)[0]).hexdigest()[:16]
 
 
-def suite_digest(instances: Iterable[Instance]) -> str:
+def suite_digest(instances: Iterable[FieldInstance]) -> str:
     """Of the models and weights of a suite, in any order."""
     parts = sorted(f"{i.digest} {i.weight}" for i in instances)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
-def is_the_papers(suite: str, instances: Iterable[Instance]) -> bool:
+def is_the_papers(suite: str, instances: Iterable[FieldInstance]) -> bool:
     """Whether these are the paper's own instances."""
     return suite_digest(instances) == DIGESTS.get(suite)
 
 
-def representative(instances: Sequence[Instance]) -> Instance:
+def representative(instances: Sequence[FieldInstance]) -> FieldInstance:
     """The instance whose curves are drawn: the middle one of those with the largest weight."""
     top = max(i.weight for i in instances)
     heavy = [i for i in instances if i.weight == top]

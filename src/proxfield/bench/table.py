@@ -6,12 +6,15 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import stdev
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from proxfield.bench.curves import Curves
 from proxfield.core.common.arrays import Doubles
 from proxfield.core.common.records import Record
 
+if TYPE_CHECKING:
+    from proxfield.bench.charts import Curves
+
+KeyT = TypeVar("KeyT")
 MISSING = "–"
 Shown = Callable[[float | None], str]
 Column = float | str
@@ -34,6 +37,64 @@ class ShownValue:
     show: Callable[[Any], str]
     head: str | None = None
     left: bool = False
+
+
+BEST = ShownValue("best", lambda value: "*" * value, "", left=True)
+"""The mark of the lowest F of a column."""
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Runs of the rules of one table.
+
+    Attributes:
+        found: By rule and column, and by what they ran on.
+    """
+
+    found: dict[tuple[str, Column], dict[str, Record]] = field(default_factory=dict)
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """The rules, in the order of the records."""
+        return tuple(dict.fromkeys(rule for rule, _ in self.found))
+
+    @property
+    def columns(self) -> tuple[Any, ...]:
+        """The columns, rising."""
+        return tuple(sorted({column for _, column in self.found}))
+
+    @property
+    def count(self) -> int:
+        """On how many models there are runs."""
+        return len(set().union(*self.found.values()))
+
+    @property
+    def all(self) -> list[Record]:
+        """The runs of all cells."""
+        return [r for group in self.found.values() for r in group.values()]
+
+    def of(self, rule: str, column: Column) -> list[Record]:
+        """The runs of a cell."""
+        return list(self.found.get((rule, column), {}).values())
+
+
+def group_last(
+    records: Iterable[Record], kind: str, place: Callable[[Record], tuple[KeyT, Column]]
+) -> dict[KeyT, Runs]:
+    """The runs of a kind by table; of equal ones, the last counts.
+
+    Args:
+        records: Results; those of other kinds are ignored.
+        kind: The kind.
+        place: The table and the column of a run.
+    """
+    out: dict[KeyT, Runs] = {}
+    for r in records:
+        if r["kind"] == kind:
+            table, column = place(r)
+            cell = out.setdefault(table, Runs()).found.setdefault((str(r["rule"]), column), {})
+            cell[str(r["digest"])] = r
+    return out
 
 
 @dataclass(frozen=True)
@@ -181,11 +242,6 @@ def mark(
     low = None if low is None else sign * low
     for cell in column:
         cell[as_what] = is_lowest(cell[name], low, shown)
-
-
-def star(value: bool) -> str:
-    """The mark of the best of a column."""
-    return "*" * value
 
 
 def counted(count: int, what: str) -> str:

@@ -6,24 +6,30 @@ from pathlib import Path
 
 import click
 
-from proxfield.bench.curves import make_curves
+from proxfield.bench.charts import make_curves
 from proxfield.bench.inpainting import draw_characters, inpainting_tasks, make_inpainting_tables
 from proxfield.bench.inpainting_models import (
-    InpaintingInstance,
+    Inpainting,
     Training,
     given_instances,
     trained_instances,
 )
 from proxfield.bench.people import draw_frame, make_people_tables
-from proxfield.bench.people_frames import load_frames, simulated_frames
-from proxfield.bench.people_work import PeopleTask, Setting, people_rules
+from proxfield.bench.people_work import (
+    Setting,
+    load_frames,
+    people_rules,
+    people_task,
+    simulated_frames,
+)
 from proxfield.bench.segmentation import (
     make_segmentation_tables,
+    scene_instances,
     segmentation_rules,
     segmentation_tasks,
 )
-from proxfield.bench.segmentation_scenes import scene_instances
 from proxfield.bench.store import Store
+from proxfield.bench.suites import Instance
 from proxfield.bench.table import Experiment, Table
 from proxfield.cli import signals
 from proxfield.cli.bench_session import (
@@ -62,8 +68,9 @@ def people(options: Options) -> None:
         frames = load_frames(options.data)
     else:
         frames = simulated_frames(seeds, options.frames, **options.pick("size", "spacing"))
+    settings_of = {model: Setting(model, options.radius) for model in rules}
     tasks = [
-        PeopleTask(frame, Setting(model, options.radius), rule, most, budget)
+        people_task(frame, settings_of[model], rule, most, budget)
         for frame in frames
         for model, some in rules.items()
         for most, budget in [(max(passes), None), *((None, b) for b in budgets)]
@@ -73,7 +80,7 @@ def people(options: Options) -> None:
     def report(tables: list[Table], _: Store) -> Record:
         pictures = []
         if outputs.drawn:
-            pictures = draw_frame(frames[0].make(), tasks[0].setting, settings)
+            pictures = draw_frame(frames[0].make(), settings_of[next(iter(rules))], settings)
         return {"people": Experiment(tables, pictures=pictures)}
 
     run_experiment(
@@ -100,7 +107,7 @@ def inpainting(options: Options) -> None:
     tasks = inpainting_tasks(instances, rules, budgets)
 
     def report(tables: list[Table], store: Store) -> Record:
-        curves = stored_curves([t for t in tasks if t.traced], store, settings, tasks)
+        curves = stored_curves([t for t in tasks if t.kind == "trace"], store, settings, tasks)
         pictures = draw_characters(instances, settings) if outputs.drawn else []
         return {"inpainting": Experiment(tables, curves, pictures)}
 
@@ -115,7 +122,7 @@ def inpainting(options: Options) -> None:
     )
 
 
-def find_instances(options: Options) -> list[InpaintingInstance]:
+def find_instances(options: Options) -> list[Instance[Inpainting]]:
     """The fields: trained here, and given; refuses bad files before anything is trained."""
     given = [] if options.data is None else given_instances(options.data)
     for instance in given:

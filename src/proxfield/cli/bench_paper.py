@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from proxfield.bench.paper import (
+    ETAS,
+    PARAMETER,
+    Sensitivity,
     exact_tasks,
     group_runs,
     make_gaps,
     make_paper_tables,
+    make_sensitivity,
     make_wins,
     overruns,
     paper_tasks,
-)
-from proxfield.bench.runner import PaperTask
-from proxfield.bench.sensitivity import (
-    ETAS,
-    PARAMETER,
-    Sensitivity,
-    make_sensitivity,
     sensitivity_tasks,
 )
+from proxfield.bench.runner import paper_task
 from proxfield.bench.store import Store, merge_metas, read_records
 from proxfield.bench.suites import (
     generated_exact,
@@ -68,7 +66,7 @@ def paper(options: Options) -> None:
     parts = {name: load[name](path) for name, path in options.given(*load).items()}
     runs = paper_tasks(suites, rules, budgets, repeats)
     chosen = [representative(instances) for instances in suites.values()] if outputs.drawn else []
-    traces = [PaperTask("trace", each, rule, max(budgets)) for each in chosen for rule in rules]
+    traces = [paper_task("trace", each, rule, max(budgets)) for each in chosen for rule in rules]
     known = generated_exact() if options.exact == GENERATED else []
     if options.exact and not known:
         known = load_exact(options.exact)

@@ -21,18 +21,18 @@ from proxfield.bench.peers.measure import (
     scene_cases,
 )
 from proxfield.bench.peers.models import generated_models
-from proxfield.bench.peers.output import (
+from proxfield.bench.peers.registry import find_peers
+from proxfield.bench.peers.scenes import NoisyScene, generated_scenes, read_scenes
+from proxfield.bench.peers.tables import (
     about_run,
     as_csv,
     as_html,
     as_json,
     as_markdown,
     make_results,
+    make_tables,
 )
-from proxfield.bench.peers.registry import find_peers
-from proxfield.bench.peers.scenes import NoisyScene, generated_scenes, read_scenes
-from proxfield.bench.peers.tables import make_tables
-from proxfield.bench.suites import Instance, load_exact
+from proxfield.bench.suites import FieldInstance, load_exact
 from proxfield.cli import main, signals
 from proxfield.cli.commands.bench import TASKS
 from proxfield.cli.options import Options, split_names
@@ -97,14 +97,14 @@ def check_outputs(options: Options) -> None:
         raise click.UsageError(f"--report {report!r}, expected a name ending in .html or .md")
 
 
-def read_inputs(options: Options) -> tuple[list[Instance], list[NoisyScene]]:
+def read_inputs(options: Options) -> tuple[list[FieldInstance], list[NoisyScene]]:
     """The models and images of the folders that were given."""
     models = [] if options.data is None else load_exact(options.data)
     return models, [] if options.scenes is None else read_scenes(options.scenes)
 
 
 def make_cases(
-    options: Options, tasks: list[str], models: list[Instance], scenes: list[NoisyScene]
+    options: Options, tasks: list[str], models: list[FieldInstance], scenes: list[NoisyScene]
 ) -> list[PeerCase]:
     """These and the generated ones, with exact answers."""
     kinds = [Question(task) for task in tasks]

@@ -11,14 +11,13 @@ from typing import TypeVar
 import click
 
 from proxfield._version import __version__
-from proxfield.bench.curves import Curves, make_curves
-from proxfield.bench.figures import save_figures
+from proxfield.bench.charts import Curves, make_curves, save_figures
 from proxfield.bench.machine import command_line, metadata
-from proxfield.bench.progress import TaskBar
 from proxfield.bench.published import PAPER_RULES
 from proxfield.bench.report import ReportData, find_environment, write_report
-from proxfield.bench.runner import Failure, Runnable, Settings, Work, run_tasks, threads_of
+from proxfield.bench.runner import Failure, Settings, Task, TaskBar, run_tasks, threads_of
 from proxfield.bench.store import Store, read_records
+from proxfield.bench.suites import ModelT
 from proxfield.cli import main, signals
 from proxfield.cli.options import Options, jobs_on, split_names
 from proxfield.cli.shared import check_distinct, check_target, print_json, print_table
@@ -31,7 +30,6 @@ from proxfield.errors import InputError
 from proxfield.io.files import display_name
 from proxfield.viz.charts import find_figure_class
 
-ModelT = TypeVar("ModelT")
 FoundT = TypeVar("FoundT")
 Block = tuple[str, Sequence[str], Sequence[Sequence[str]], Sequence[int]]
 """A table on stdout: title, header, rows, and which columns are aligned to the left."""
@@ -111,7 +109,7 @@ def open_store(outputs: Outputs, data: str | None, settings: Settings) -> Store:
 
 
 def do(
-    options: Options, tasks: Sequence[Runnable[ModelT]], store: Store, settings: Settings
+    options: Options, tasks: Sequence[Task[ModelT]], store: Store, settings: Settings
 ) -> list[Failure]:
     """Run the tasks that aren't stored yet; exits with 130 on Ctrl-C."""
     jobs = jobs_on(options)
@@ -142,7 +140,7 @@ def print_report(data: Record, outputs: Outputs, failures: list[Failure]) -> Non
 def run_experiment(
     options: Options,
     outputs: Outputs,
-    tasks: Sequence[Runnable[ModelT]],
+    tasks: Sequence[Task[ModelT]],
     *,
     make: Callable[[list[Record]], FoundT],
     summary: Callable[[FoundT], Record],
@@ -187,7 +185,10 @@ def note(text: str) -> None:
 
 
 def stored_curves(
-    tasks: Sequence[Work], store: Store, settings: Settings, timed: Sequence[Work] = ()
+    tasks: Sequence[Task[ModelT]],
+    store: Store,
+    settings: Settings,
+    timed: Sequence[Task[ModelT]] = (),
 ) -> list[Curves]:
     """The curves of what was traced, by suite, with the timed runs on the same instances."""
     out = []

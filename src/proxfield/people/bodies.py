@@ -13,14 +13,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from proxfield.core.common.checks import is_real, whole_number
-from proxfield.core.terms.base import Floats, as_floats
+from proxfield.core.terms.base import Floats
 from proxfield.errors import InputError, shown
-from proxfield.people.cameras import PERSON_HEIGHT, Camera
-from proxfield.people.scene import Scene
-from proxfield.people.silhouettes import Boxes
 
-BODY_RADIUS = 0.25
-"""Radius in meters of a person with arms."""
 EXPONENT = 2.5
 """Of the superellipse that stands for a body."""
 PATCHES = (6, 3)
@@ -31,7 +26,7 @@ BLOB = (0.25, 0.6)
 """Smallest and largest blob, relative to the median body of the image."""
 
 Mask = NDArray[np.uint8]
-Shape = Callable[[Floats, Floats], NDArray[np.bool_]]
+Shape = Callable[[Floats, Floats, float], NDArray[np.bool_]]
 
 
 @dataclass(frozen=True)
@@ -68,23 +63,18 @@ class Noise:
         return cls(0.0, 0.0, 0, 0)
 
 
-def superellipse(u: Floats, v: Floats) -> NDArray[np.bool_]:
-    """|u|^2.5 + |v|^2.5 ≤ 1: which points of a rectangle belong to a body.
-
-    Args:
-        u: Across, −1 to 1.  # (1, columns)
-        v: Down, −1 to 1.  # (rows, 1)
-    """
+def superellipse(u: Floats, v: Floats, stride: float) -> NDArray[np.bool_]:
+    """|u|^2.5 + |v|^2.5 ≤ 1; arguments as those of `person`, the stride doesn't matter."""
     return np.asarray(np.abs(u) ** EXPONENT + np.abs(v) ** EXPONENT <= 1)
 
 
-def ellipse(u: Floats, v: Floats) -> NDArray[np.bool_]:
-    """The ellipse in a rectangle; arguments as those of `superellipse`."""
+def ellipse(u: Floats, v: Floats, stride: float) -> NDArray[np.bool_]:
+    """The ellipse in a rectangle; arguments as those of `person`, the stride doesn't matter."""
     return np.asarray(u**2 + v**2 <= 1)
 
 
-def person(u: Floats, v: Floats, stride: float = 0.5) -> NDArray[np.bool_]:
-    """Head, shoulders with arms, torso and two legs.
+def person(u: Floats, v: Floats, stride: float) -> NDArray[np.bool_]:
+    """Which points of a rectangle belong to a head, shoulders with arms, torso and two legs.
 
     Args:
         u: Across, −1 to 1.  # (1, columns)
@@ -122,7 +112,7 @@ def draw_boxes(
         height: Rows of the image.
         noise: Errors; `Noise` by default.
         shape: "superellipse" or "person".
-        strides: How far apart each person's feet are, 0 to 1.  # (n,)
+        strides: How far apart each person's feet are, 0 to 1; ½ by default.  # (n,)
         seed: Random seed, one number or several.
 
     Returns:
@@ -138,13 +128,11 @@ def draw_boxes(
     rng = np.random.default_rng(seed)
     rectangles = np.asarray(boxes, dtype=np.float64).reshape(-1, 4)
     inside = np.zeros((height, width), dtype=bool)
-    for k, box in enumerate(rectangles):
-        outline: Shape = SHAPES[shape]
-        if shape == "person" and strides is not None:
-            outline = _walking(float(np.asarray(strides)[k]))
-        _add_body(inside, box, outline, errors.missing, rng)
+    steps = np.broadcast_to(0.5 if strides is None else np.asarray(strides), len(rectangles))
+    for box, stride in zip(rectangles, steps.tolist(), strict=True):
+        _add_body(inside, box, SHAPES[shape], stride, errors.missing, rng)
     for box in _blob_boxes(rectangles, width, height, errors.blobs, rng):
-        _add_body(inside, box, ellipse, 0.0, rng)
+        _add_body(inside, box, ellipse, 0.0, 0.0, rng)
     if errors.speckle:
         texture = smooth_noise(rng, height, width, round(height / SPOT), round(width / SPOT))
         inside |= texture > np.quantile(texture, 1 - errors.speckle)
@@ -152,55 +140,6 @@ def draw_boxes(
         blurred = _blur(inside.astype(float), errors.soft)
         return np.rint(255 * blurred).astype(np.uint8)
     return np.where(inside, 255, 0).astype(np.uint8)
-
-
-def draw_people(
-    cameras: Sequence[Camera] | Scene,
-    positions: ArrayLike,
-    *,
-    heights: ArrayLike = PERSON_HEIGHT,
-    radii: ArrayLike = BODY_RADIUS,
-    noise: Noise | None = None,
-    shape: str = "superellipse",
-    strides: ArrayLike | None = None,
-    seed: int | Sequence[int] = 0,
-) -> list[Mask]:
-    """The masks of all cameras, of people at positions on the ground.
-
-    Args:
-        cameras: Calibrated cameras, or a scene: then each person covers the rectangle of the
-            location that is nearest.
-        positions: In meters.  # (n, 2)
-        heights: In meters, one for all or one per person; a scene has its own.
-        radii: In meters, one for all or one per person; a scene has its own.
-        noise: As in `draw_boxes`.
-        shape: As in `draw_boxes`.
-        strides: As in `draw_boxes`.
-        seed: Random seed, one number or several.
-
-    Returns:
-        A mask per camera.  # (height, width) each
-    """
-    ground = as_floats(positions, "positions").reshape(-1, 2)
-    first = [seed] if isinstance(seed, int) else list(seed)
-    masks = []
-    if isinstance(cameras, Scene):
-        views = _nearest_boxes(cameras, ground)
-    else:
-        views = [(c.rectangles(ground, heights, radii), c.width, c.height) for c in cameras]
-    for k, (boxes, width, height) in enumerate(views):
-        masks.append(
-            draw_boxes(
-                boxes,
-                width,
-                height,
-                noise=noise,
-                shape=shape,
-                strides=strides,
-                seed=[*first, k],
-            )
-        )
-    return masks
 
 
 def smooth_noise(
@@ -226,14 +165,11 @@ def smooth_noise(
     return np.asarray(coarse, dtype=np.float32)
 
 
-def _walking(stride: float) -> Shape:
-    return lambda u, v: person(u, v, stride)
-
-
 def _add_body(
     inside: NDArray[np.bool_],
     box: Floats,
     outline: Shape,
+    stride: float,
     missing: float,
     rng: np.random.Generator,
 ) -> None:
@@ -248,7 +184,7 @@ def _add_body(
         return
     u = (2 * np.arange(left, right) + 1 - box[0] - box[2]) / (box[2] - box[0])
     v = (2 * np.arange(top, bottom) + 1 - box[1] - box[3]) / (box[3] - box[1])
-    body = outline(u[None, :], v[:, None])
+    body = outline(u[None, :], v[:, None], stride)
     if missing and body.any():
         texture = smooth_noise(rng, len(v), len(u), *PATCHES)
         body = body & (texture >= np.quantile(texture[body], missing))
@@ -272,24 +208,9 @@ def _blob_boxes(
 def _blur(image: Floats, width: int) -> NDArray[np.float64]:
     """Mean over a window of 2 · width + 1 pixels, along both axes."""
     out = np.asarray(image, dtype=float)
-    for axis in (0, 1):
+    wide = 2 * width + 1
+    for axis, n in enumerate(out.shape):
         pad = [(width + 1, width) if a == axis else (0, 0) for a in (0, 1)]
         total = np.pad(out, pad, mode="edge").cumsum(axis=axis)
-        wide = 2 * width + 1
-        n = out.shape[axis]
         out = (total.take(np.arange(wide, wide + n), axis) - total.take(np.arange(n), axis)) / wide
     return np.asarray(np.clip(out, 0.0, 1.0))
-
-
-def _nearest_boxes(scene: Scene, ground: Floats) -> list[tuple[NDArray[np.float64], int, int]]:
-    """Rectangles of the locations that are nearest to positions, with the sizes of the images."""
-    if scene.positions is None:
-        raise InputError("the scene's locations have no positions, so people can't be put on them")
-    away = ((ground[:, None] - scene.positions) ** 2).sum(axis=2)  # (people, locations)
-    at = away.argmin(axis=1)
-    views = []
-    for s in scene.silhouettes:
-        if not isinstance(s, Boxes):
-            raise InputError("people can be drawn into rectangles only, not into runs")
-        views.append((s.boxes[at].astype(float), s.width, s.height))
-    return views

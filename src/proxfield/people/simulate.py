@@ -20,7 +20,7 @@ from proxfield.errors import InputError, shown
 from proxfield.io.folders import new_folder
 from proxfield.io.images import import_pillow, png_bytes
 from proxfield.io.pom import format_pom
-from proxfield.people.bodies import SHAPES, Mask, Noise, draw_people
+from proxfield.people.bodies import SHAPES, Mask, Noise, draw_boxes
 from proxfield.people.cameras import Camera, save_cameras
 from proxfield.people.scene import PRIOR, Scene, grid_positions
 
@@ -30,6 +30,8 @@ MARGIN = 0.5
 """People keep this distance from the border of the ground, in meters."""
 MASKS = "mask-f%f-c%c.png"
 """Names of the masks: %f is the number of the frame, %c that of the camera."""
+
+Place = tuple[float, float, float]
 
 _README = """\
 A simulated scene ({kind}): {people} people, {cameras} cameras, {frames} frames, {rate:g} per s.
@@ -123,16 +125,13 @@ class Simulation:
         """The masks of all cameras: 0 for background, 255 for foreground.  # (height, width)"""
         walk = self._walks
         steps = 2.2 * frame / self.rate + walk["phase"][:, 0]
-        return draw_people(
-            self.cameras,
-            self.truth(frame),
-            heights=walk["height"],
-            radii=walk["radius"],
-            noise=self.noise,
-            shape=self.shape,
-            strides=np.abs(np.sin(steps)),
-            seed=(self.seed, frame),
-        )
+        look = {"noise": self.noise, "shape": self.shape, "strides": np.abs(np.sin(steps))}
+        here = self.truth(frame)
+        masks = []
+        for k, c in enumerate(self.cameras):
+            boxes = c.rectangles(here, walk["height"], walk["radius"])
+            masks.append(draw_boxes(boxes, c.width, c.height, **look, seed=(self.seed, frame, k)))
+        return masks
 
     def frames(
         self, count: int, first: int = 0
@@ -213,7 +212,10 @@ def simulate(
     count = ground.cameras if cameras is None else whole_number(cameras, "cameras", 1)
     width, height = ground.size if size is None else size
     width, height = whole_number(width, "width", 1), whole_number(height, "height", 1)
-    views = (_along_sides if kind == "pitch" else _around)(ground, count, width, height)
+    places = (_along_sides if kind == "pitch" else _around)(ground, count)
+    views = tuple(
+        look_at(eye, aim, width, height, ground.view, str(k)) for k, (eye, aim) in enumerate(places)
+    )
     x, y = ground.extent
     positions, grid = grid_positions((-x / 2, x / 2), (-y / 2, y / 2), step)
     scene = Scene.from_cameras(views, positions, grid, prior=prior)
@@ -250,10 +252,9 @@ def look_at(
     return Camera(width, height, matrix, rotation, -rotation @ where, name=name)
 
 
-def _along_sides(ground: Ground, count: int, width: int, height: int) -> tuple[Camera, ...]:
+def _along_sides(ground: Ground, count: int) -> Iterator[tuple[Place, Place]]:
     """Cameras in turn on both long sides, each looking straight across its part."""
     (length, depth), (up, out) = ground.extent, ground.mount
-    views = []
     for k in range(count):
         side = -1 if k % 2 == 0 else 1
         here = (count + 1 - k % 2) // 2  # cameras on this side
@@ -261,21 +262,16 @@ def _along_sides(ground: Ground, count: int, width: int, height: int) -> tuple[C
         y = side * (depth / 2 + out)
         # halfway between the angles at which the two touchlines are seen
         down = 0.5 * (np.arctan2(up, out) + np.arctan2(up, out + depth))
-        aim = (x, y - side * up / np.tan(down), 0.0)
-        views.append(look_at((x, y, up), aim, width, height, ground.view, str(k)))
-    return tuple(views)
+        yield (x, y, up), (x, y - side * up / np.tan(down), 0.0)
 
 
-def _around(ground: Ground, count: int, width: int, height: int) -> tuple[Camera, ...]:
+def _around(ground: Ground, count: int) -> Iterator[tuple[Place, Place]]:
     """Cameras around the ground, the first four at its corners, looking at the middle."""
     up, out = ground.mount
     reach = np.hypot(*ground.extent) / 2 + out
-    views = []
     for k in range(count):
         angle = np.pi / 4 + 2 * np.pi * k / count
-        eye = (reach * np.cos(angle), reach * np.sin(angle), up)
-        views.append(look_at(eye, (0, 0, 0.8), width, height, ground.view, str(k)))
-    return tuple(views)
+        yield (reach * np.cos(angle), reach * np.sin(angle), up), (0.0, 0.0, 0.8)
 
 
 def _keep_apart(positions: NDArray[np.float64], half: NDArray[np.float64]) -> NDArray[np.float64]:

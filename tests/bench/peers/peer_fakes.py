@@ -18,15 +18,13 @@ COMPILING = 0.6
 class Fake(Peer):
     """Does what its mode says."""
 
-    tasks = (Question.INFERENCE, Question.MAP)
-    method = "a stand-in"
-
     def __init__(self, mode: str, compiles: bool = False) -> None:
-        self.mode, self.compiles = mode, compiles
-        self.name = f"fake {mode}"
+        tasks = (Question.INFERENCE, Question.MAP)
+        super().__init__(f"fake {mode}", tasks, "a stand-in", self.build, compiles=compiles)
+        self.mode = mode
         self.calls = 0
 
-    def prepare(self, task: Question, problem: Any, budget: float) -> Run:
+    def build(self, task: Question, problem: Any, budget: float) -> Run:
         if self.mode == "refuses":
             raise UnsupportedError("binary variables only")
 

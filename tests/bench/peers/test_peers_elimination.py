@@ -64,8 +64,9 @@ def test_evidence_and_equal_scopes_are_merged() -> None:
     field.add(pf.Pairwise([[1, 0]], [[10.0, 20], [30, 40], [50, 60]]))
     field.add(pf.Unary([[7.0, 8.0]], variables=[2]))
     graph = factor_graph(field.condition({2: 1}))
-    assert graph.scopes == ((0, 1),)
-    np.testing.assert_array_equal(graph.tables[0], [[10, 31, 52], [23, 44, 65]])
+    ((scope, table),) = graph.factors
+    assert scope == (0, 1)
+    np.testing.assert_array_equal(table, [[10, 31, 52], [23, 44, 65]])
     assert graph.constant == 8.0
     assert graph.expand_labels([1, 2]).tolist() == [1, 2, 1]
     rows = [np.array([0.25, 0.75]), np.array([0.2, 0.3, 0.5])]

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from proxfield.bench.peers.output import as_markdown
-from proxfield.bench.peers.tables import TextTable, make_tables
+from proxfield.bench.peers.tables import TextTable, as_markdown, make_tables
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "benchmarks" / "which-tool.md"

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield._version import __version__
 from proxfield.core.common.extras import install_hint
 
 
@@ -59,13 +60,18 @@ Run = Callable[[], Answer]
 """The part of the work that is timed."""
 
 
+@dataclass(eq=False)
 class Peer:
-    """A tool. A subclass sets the attributes and writes `prepare`.
+    """A tool.
 
     Attributes:
         name: What tables call it.
         tasks: What it can be asked for.
         method: What it does, in a few words.
+        prepare: Builds the tool's own model of a `Field` (of a `NoisyScene` for `Question.DENSE`)
+            and returns a function that runs the inference. Takes one of ``tasks``, the problem,
+            and a time budget in seconds for tools that can use one. Raises UnsupportedError if the
+            tool can't do this model.
         package: Its distribution on the package index; None for what proxfield brings along.
         module: The module whose presence tells that it is installed.
         install: The command that installs it, where the extra ``peers`` doesn't.
@@ -75,31 +81,14 @@ class Peer:
     name: str
     tasks: tuple[Question, ...]
     method: str
+    prepare: Callable[[Question, Any, float], Run]
     package: str | None = None
     module: str | None = None
     install: str | None = None
     compiles: bool = False
 
-    def prepare(self, task: Question, problem: Any, budget: float) -> Run:
-        """Build the tool's own model.
-
-        Args:
-            task: One of ``tasks``.
-            problem: A `Field`; for `Question.DENSE`, a `NoisyScene`.
-            budget: Time budget in seconds, for tools that can use one.
-
-        Returns:
-            A function that runs the inference.
-
-        Raises:
-            UnsupportedError: If the tool can't do this model.
-        """
-        raise NotImplementedError
-
     def version(self) -> str | None:
         """The installed version; None if it isn't installed."""
-        from proxfield._version import __version__
-
         if self.package is None:
             return __version__
         try:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.bench.peers.graph import FactorGraph, Table
+from proxfield.bench.peers.graph import Factor, FactorGraph, Table
 from proxfield.errors import UnsupportedError
 
 MAX_TABLE = 1 << 22
@@ -47,7 +47,7 @@ def elimination_order(graph: FactorGraph) -> list[int]:
         [0, 1, 2, 3]
     """
     near: list[set[int]] = [set() for _ in range(graph.n_vars)]
-    for scope in graph.scopes:
+    for scope, _ in graph.factors:
         for a, b in itertools.combinations(scope, 2):
             near[a].add(b)
             near[b].add(a)
@@ -136,8 +136,8 @@ class Elimination:
 
     def _eliminate(self, maximize: bool) -> tuple[list[_Bucket], float]:
         """Buckets in the order of elimination, and the log of the total (or largest) weight."""
-        waiting: list[list[tuple[tuple[int, ...], Table]]] = [[] for _ in self.order]
-        for scope, table in zip(self.graph.scopes, self.graph.tables, strict=True):
+        waiting: list[list[Factor]] = [[] for _ in self.order]
+        for scope, table in self.graph.factors:
             waiting[min(self._rank[v] for v in scope)].append((scope, -table))
         total, buckets = 0.0, []
         for rank, v in enumerate(self.order):

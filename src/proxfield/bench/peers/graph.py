@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,8 @@ from proxfield.errors import UnsupportedError
 from proxfield.field import Field
 
 Table = NDArray[np.float64]
+Factor = tuple[tuple[int, ...], Table]
+"""Variables in rising order, and energies: +inf where a configuration is impossible."""
 
 
 @dataclass(frozen=True)
@@ -21,8 +23,7 @@ class FactorGraph:
 
     Attributes:
         cardinalities: Number of labels of each variable that is left.
-        scopes: The variables of each table, in rising order.
-        tables: Energies, +inf where a configuration is impossible.
+        factors: The tables with their variables; small ones first.
         constant: The energy of what is observed.
         kept: The number in the field of each variable that is left.
         offsets: Where the field's variables begin in flat marginals.
@@ -30,8 +31,7 @@ class FactorGraph:
     """
 
     cardinalities: tuple[int, ...]
-    scopes: tuple[tuple[int, ...], ...]
-    tables: tuple[Table, ...]
+    factors: tuple[Factor, ...]
     constant: float
     kept: Ints
     offsets: Ints
@@ -44,16 +44,12 @@ class FactorGraph:
 
     def unary(self, variable: int) -> Table:
         """The energy per label of one variable; zeros where it has no table."""
-        for scope, table in zip(self.scopes, self.tables, strict=True):
-            if scope == (variable,):
-                return table
-        return np.zeros(self.cardinalities[variable])
+        none = np.zeros(self.cardinalities[variable])
+        return next((table for scope, table in self.factors if scope == (variable,)), none)
 
-    def larger(self) -> Iterator[tuple[tuple[int, ...], Table]]:
-        """Scopes of two or more variables and their tables."""
-        for scope, table in zip(self.scopes, self.tables, strict=True):
-            if len(scope) > 1:
-                yield scope, table
+    def larger(self) -> list[Factor]:
+        """The tables over two or more variables."""
+        return [factor for factor in self.factors if len(factor[0]) > 1]
 
     def expand(self, marginals: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
         """Marginals of the field, flat, from those of the variables that are left.
@@ -94,8 +90,8 @@ def factor_graph(field: Field) -> FactorGraph:
         >>> import proxfield as pf
         >>> field = pf.Field(3, n_labels=2, terms=[pf.Potts([[0, 1], [1, 2]], 1.0)])
         >>> graph = factor_graph(field.condition({0: 1}))
-        >>> graph.scopes, graph.kept.tolist(), graph.tables[0].tolist()
-        (((0,), (0, 1)), [1, 2], [1.0, 0.0])
+        >>> [scope for scope, _ in graph.factors], graph.kept.tolist()
+        ([(0,), (0, 1)], [1, 2])
     """
     fixed = np.where(field.cardinalities == 1, 0, np.asarray(field.evidence))
     kept = np.flatnonzero(fixed < 0)
@@ -114,11 +110,9 @@ def factor_graph(field: Field) -> FactorGraph:
                 table = np.transpose(table, np.argsort(left))
                 found[key] = found[key] + table if key in found else np.array(table)
     constant = float(found.pop((), np.zeros(())))
-    keys = sorted(found, key=lambda k: (len(k), k))
     return FactorGraph(
         tuple(field.cardinalities[kept].tolist()),
-        tuple(keys),
-        tuple(found[k] for k in keys),
+        tuple(sorted(found.items(), key=lambda item: (len(item[0]), item[0]))),
         constant,
         kept,
         np.asarray(field.layout.offsets),

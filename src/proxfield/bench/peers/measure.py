@@ -24,6 +24,7 @@ from proxfield.bench.suites import Instance, Reference
 from proxfield.core.common.records import Record
 from proxfield.core.jobs.processes import THREAD_VARIABLES
 from proxfield.errors import UnsupportedError, one_line
+from proxfield.field import Field
 from proxfield.images.metrics import UNLABELLED, accuracy, count_regions, mean_iou
 
 SLACK = 1e-6
@@ -67,7 +68,7 @@ class PeerCase:
 
 
 def model_cases(
-    instances: Sequence[Instance], tasks: Sequence[Question], slack: float
+    instances: Sequence[Instance[Field]], tasks: Sequence[Question], slack: float
 ) -> list[PeerCase]:
     """The cases of some models with exact answers."""
     out = []

@@ -1,4 +1,4 @@
-"""Small fields whose exact answers are known: generated ones, and models of a folder."""
+"""Small generated fields whose exact answers are known."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from proxfield.core.terms.base import Ints
 from proxfield.core.terms.factor import Factor
 from proxfield.core.terms.pairwise import Ising, Pairwise, Potts
 from proxfield.core.terms.unary import Unary
+from proxfield.errors import UnsupportedError
 from proxfield.field import Field
 from proxfield.generate import grid_edges
 
@@ -35,11 +36,6 @@ def spins(n: int, edges: Ints, strength: float, unary: float, sign: str, seed: i
     return field.add(Ising(edges, couplings))
 
 
-def spin_grid(side: int, strength: float, unary: float, sign: str, seed: int) -> Field:
-    """A square grid of spins."""
-    return spins(side * side, grid_edges(side, side), strength, unary, sign, seed)
-
-
 def colored_grid(side: int, strength: float, seed: int) -> Field:
     """A grid of three labels whose neighbors repel."""
     rng = np.random.default_rng(seed)
@@ -54,12 +50,6 @@ def random_graph(n: int, n_edges: int, strength: float, seed: int) -> Field:
     pairs = np.stack(np.triu_indices(n, 1), axis=1)
     edges = pairs[np.sort(rng.choice(len(pairs), n_edges, replace=False))]
     return spins(n, edges, strength, 0.5, "mixed", seed)
-
-
-def complete_graph(n: int, strength: float, seed: int) -> Field:
-    """Every pair of spins coupled, by up to strength / √n."""
-    edges = np.stack(np.triu_indices(n, 1), axis=1)
-    return spins(n, edges, strength / np.sqrt(n), 0.5, "mixed", seed)
 
 
 def tree(n: int, strength: float, seed: int) -> Field:
@@ -99,23 +89,25 @@ def with_zeros(side: int, share: float, seed: int) -> Field:
 
 def _recipes(quick: bool) -> Iterator[tuple[str, str, Callable[[int], Field]]]:
     side = 5 if quick else 8
+    edges, pairs = grid_edges(side, side), np.stack(np.triu_indices(14, 1), axis=1)
     strengths = STRENGTHS[1:2] if quick else STRENGTHS
     for sign in SIGNS:
         for strength in strengths:
             for unary in FIELDS[1:] if quick else FIELDS:
-                name = f"J {strength:g}, h {unary:g}"
-                yield f"grid {sign}", name, partial(spin_grid, side, strength, unary, sign)
+                make = partial(spins, side * side, edges, strength, unary, sign)
+                yield f"grid {sign}", f"J {strength:g}, h {unary:g}", make
     for strength in strengths:
         yield "grid 3 labels, repulsive", f"J {strength:g}", partial(colored_grid, side, strength)
         yield "random graph", f"J {strength:g}", partial(random_graph, 20, 30, strength)
-        yield "complete graph", f"J {strength:g}", partial(complete_graph, 14, strength)
+        coupled = partial(spins, 14, pairs, strength / np.sqrt(14), 0.5, "mixed")
+        yield "complete graph", f"J {strength:g}", coupled
         yield "tree", f"J {strength:g}", partial(tree, 40, strength)
         yield "factors of 3 and 4", f"J {strength:g}", partial(larger_factors, 20, strength)
     for share in (0.2,) if quick else (0.1, 0.2, 0.3):
         yield "zeros", f"share {share:g}", partial(with_zeros, min(side, 6), share)
 
 
-def generated_models(quick: bool, seeds: int) -> list[Instance]:
+def generated_models(quick: bool, seeds: int) -> list[Instance[Field]]:
     """The generated models, with their exact answers.
 
     Args:
@@ -124,8 +116,8 @@ def generated_models(quick: bool, seeds: int) -> list[Instance]:
     """
     return [
         Instance(
-            family, f"{name}, seed {seed}", 1, RECIPE, make=(make := partial(recipe, seed)),
-            reference=partial(exact_reference, make),
+            family, f"{name}, seed {seed}", RECIPE, make := partial(recipe, seed),
+            partial(exact_reference, make),
         )
         for family, name, recipe in _recipes(quick)
         for seed in range(seeds)
@@ -140,8 +132,6 @@ def exact_reference(make: Callable[[], Field]) -> Reference:
 
 def best_energy(field: Field) -> float | None:
     """The lowest energy of a labelling; None where elimination would take too much memory."""
-    from proxfield.errors import UnsupportedError
-
     try:
         return field.energy(Elimination(factor_graph(field)).best_labels())
     except UnsupportedError:

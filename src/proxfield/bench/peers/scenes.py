@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.core.common.records import Record
 from proxfield.errors import InputError
+from proxfield.images.densecrf import DenseCRF
 from proxfield.io.files import display_name, naming_damage
 
 UPDATES = 10
 """Updates of mean field, as published dense CRFs make."""
-SETTINGS: dict[str, Any] = {
+SETTINGS: Record = {
     "spatial_sigma": 3,
     "spatial_weight": 3,
     "bilateral_sigma": 40,
@@ -22,7 +23,7 @@ SETTINGS: dict[str, Any] = {
     "bilateral_weight": 5,
     "clip": 1e-5,
 }
-"""The same model for all tools."""
+"""The same model for all tools, in the words of `DenseCRF`."""
 EXACT_PIXELS = 4000
 """Maximum number of pixels for which the kernels are also summed over all pairs."""
 VOID = 255
@@ -39,7 +40,6 @@ class NoisyScene:
         image: Colors.  # (height, width, 3) uint8
         probabilities: Of the labels.  # (height, width, labels) float32
         truth: True labels; `VOID` where unknown.  # (height, width)
-        settings: The model, in the words of `DenseCRF`.
     """
 
     suite: str
@@ -47,7 +47,6 @@ class NoisyScene:
     image: NDArray[np.uint8]
     probabilities: NDArray[np.float32]
     truth: NDArray[np.int64]
-    settings: dict[str, Any]
 
 
 def make_scene(width: int, height: int, n_labels: int = 5, seed: int = 0) -> NoisyScene:
@@ -74,7 +73,7 @@ def make_scene(width: int, height: int, n_labels: int = 5, seed: int = 0) -> Noi
     p /= p.sum(axis=-1, keepdims=True)
     pixels = np.clip(image, 0, 255).astype(np.uint8)
     name = f"{width}x{height}, seed {seed}"
-    return NoisyScene("generated", name, pixels, p.astype(np.float32), truth, SETTINGS)
+    return NoisyScene("generated", name, pixels, p.astype(np.float32), truth)
 
 
 def generated_scenes(quick: bool) -> list[NoisyScene]:
@@ -92,11 +91,11 @@ def read_scenes(folder: str) -> list[NoisyScene]:
         InputError: If there are none, or an array is missing or doesn't fit.
     """
     root = Path(folder)
-    if not root.is_dir():
-        raise InputError("no such folder, expected one with .npz files", path=display_name(root))
     paths = sorted(root.glob("*.npz"))
     if not paths:
-        raise InputError("no .npz files, expected one per image", path=display_name(root))
+        none = "no .npz files, expected one per image"
+        what = none if root.is_dir() else "no such folder, expected one with .npz files"
+        raise InputError(what, path=display_name(root))
     return [_read_scene(path) for path in paths]
 
 
@@ -118,14 +117,12 @@ def _read_scene(path: Path) -> NoisyScene:
             path=name,
         )
     labels = truth.astype(np.int64)
-    return NoisyScene(path.parent.name, path.stem, image, p.astype(np.float32), labels, SETTINGS)
+    return NoisyScene(path.parent.name, path.stem, image, p.astype(np.float32), labels)
 
 
 def exact_labels(scene: NoisyScene) -> NDArray[np.int64] | None:
     """The labels that the same updates give with sums over all pairs; None for large images."""
     if scene.truth.size > EXACT_PIXELS:
         return None
-    from proxfield.images.densecrf import DenseCRF
-
-    crf = DenseCRF(scene.image, scene.probabilities, filter="exact", **scene.settings)
+    crf = DenseCRF(scene.image, scene.probabilities, filter="exact", **SETTINGS)
     return np.asarray(crf.infer(max_iters=UPDATES, tol=None).labels, dtype=np.int64)
