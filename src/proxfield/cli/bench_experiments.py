@@ -33,7 +33,6 @@ from proxfield.bench.suites import Instance
 from proxfield.bench.table import Experiment, Table
 from proxfield.cli import signals
 from proxfield.cli.bench_session import (
-    chosen_names,
     chosen_rules,
     load_results,
     make_settings,
@@ -44,7 +43,7 @@ from proxfield.cli.bench_session import (
     stored_curves,
 )
 from proxfield.cli.commands import bench
-from proxfield.cli.options import Options, parse_counts, parse_numbers
+from proxfield.cli.options import Options
 from proxfield.cli.progress import Display
 from proxfield.cli.refine_files import make_folder
 from proxfield.core.common.records import Record
@@ -56,18 +55,14 @@ REPORT = "report.html"
 
 def people(options: Options) -> None:
     """Run ``bench people``."""
-    passes = parse_counts(options.passes, "--passes", 1)
-    seeds = parse_counts(options.seeds, "--seeds", 0)
-    given = options.budgets
-    budgets = [] if given is None else parse_numbers(given, "--budgets")
-    names = chosen_names(options)
-    outputs = prepare_outputs(options, {f"--data {folder}": folder for folder in options.data})
+    passes, budgets = options.passes, options.budgets or []
+    outputs = prepare_outputs(options)
     settings = make_settings(options)
-    rules = people_rules(names)
+    rules = people_rules(options.rules)
     if options.data:
         frames = load_frames(options.data)
     else:
-        frames = simulated_frames(seeds, options.frames, **options.pick("size", "spacing"))
+        frames = simulated_frames(options.seeds, options.frames, **options.pick("size", "spacing"))
     settings_of = {model: Setting(model, options.radius) for model in rules}
     tasks = [
         people_task(frame, settings_of[model], rule, most, budget)
@@ -96,15 +91,13 @@ def people(options: Options) -> None:
 
 def inpainting(options: Options) -> None:
     """Run ``bench inpainting``."""
-    budgets = parse_numbers(options.budgets, "--budgets")
     rules = chosen_rules(options)
-    inputs = {"--data": options.data, "--models": options.models}
-    outputs = prepare_outputs(options, inputs)
+    outputs = prepare_outputs(options)
     settings = make_settings(options)
     if options.count == 0 and options.data is None:
         raise click.UsageError("--count 0 without --data, expected models to run")
     instances = find_instances(options)
-    tasks = inpainting_tasks(instances, rules, budgets)
+    tasks = inpainting_tasks(instances, rules, options.budgets)
 
     def report(tables: list[Table], store: Store) -> Record:
         curves = stored_curves([t for t in tasks if t.kind == "trace"], store, settings, tasks)
@@ -138,16 +131,14 @@ def find_instances(options: Options) -> list[Instance[Inpainting]]:
 
 def segmentation(options: Options) -> None:
     """Run ``bench segmentation``."""
-    iterations = parse_counts(options.iterations, "--iterations", 1)
-    names = chosen_names(options)
-    outputs = prepare_outputs(options, {})
+    outputs = prepare_outputs(options)
     make_settings(options)
-    rules = segmentation_rules(names)
+    rules = segmentation_rules(options.rules)
     instances = scene_instances(options.count, options.seed)
     run_experiment(
         options,
         outputs,
-        segmentation_tasks(instances, rules, iterations),
+        segmentation_tasks(instances, rules, options.iterations),
         make=make_segmentation_tables,
         summary=all_cells,
         show=print_tables,

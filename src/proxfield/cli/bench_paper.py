@@ -36,7 +36,7 @@ from proxfield.cli.bench_session import (
     run_experiment,
     stored_curves,
 )
-from proxfield.cli.options import Options, parse_numbers, split_names
+from proxfield.cli.options import Options
 from proxfield.cli.shared import number
 from proxfield.core.common.records import Record
 from proxfield.errors import InputError, ProxfieldError
@@ -49,12 +49,9 @@ Found = tuple[list[Table], list[Record]]
 
 def paper(options: Options) -> None:
     """Run ``bench paper``."""
-    budgets = parse_numbers(options.budgets, "--budgets")
-    rules, repeats = chosen_rules(options), options.repeats
+    budgets, repeats, rules = options.budgets, options.repeats, chosen_rules(options)
     names = [rule.name for rule in rules]
-    inputs = options.pick("data", "sensitivity", "people", "inpainting", "segmentation")
-    inputs["exact"] = None if options.exact == GENERATED else options.exact
-    outputs = prepare_outputs(options, {f"--{name}": path for name, path in inputs.items()})
+    outputs = prepare_outputs(options)
     settings = make_settings(options)
     suites = load_suites(options.data, wanted_suites(options))
     load = {
@@ -118,17 +115,13 @@ def paper_cells(tables: list[Table], rules: list[str]) -> list[Record]:
 
 def sensitivity(options: Options) -> None:
     """Run ``bench sensitivity``."""
-    budgets = parse_numbers(options.budgets, "--budgets")
-    etas = list(ETAS)
-    if options.etas is not None:
-        etas = parse_numbers(options.etas, "--etas", highest=1.0)
-    outputs = prepare_outputs(options, {"--data": options.data})
+    outputs = prepare_outputs(options)
     make_settings(options)
     suites = load_suites(options.data, wanted_suites(options))
     run_experiment(
         options,
         outputs,
-        sensitivity_tasks(suites, etas, budgets),
+        sensitivity_tasks(suites, options.etas or list(ETAS), options.budgets),
         make=make_sensitivity,
         summary=Sensitivity.data,
         show=lambda found: print_blocks([sensitivity_block(found, s) for s in found.suites]),
@@ -140,7 +133,7 @@ def wanted_suites(options: Options) -> list[str] | None:
     """The requested suites, in capitals; None for all."""
     if options.suite is None:
         return None
-    return list(dict.fromkeys(name.upper() for name in split_names(options.suite, "--suite")))
+    return list(dict.fromkeys(name.upper() for name in options.suite))
 
 
 def sensitivity_block(figure: Sensitivity, suite: str) -> Block:

@@ -35,24 +35,19 @@ from proxfield.bench.peers.tables import (
 from proxfield.bench.suites import FieldInstance, load_exact
 from proxfield.cli import main, signals
 from proxfield.cli.commands.bench import TASKS
-from proxfield.cli.options import Options, split_names
-from proxfield.cli.shared import check_distinct, check_target, print_json
+from proxfield.cli.options import Options
+from proxfield.cli.shared import print_json
 from proxfield.core.common.records import Record
 from proxfield.io.files import atomic_write
-
-SUFFIXES = (".html", ".md")
 
 
 def peers(options: Options) -> None:
     """Run ``bench peers``."""
-    tasks = split_names(options.tasks, "--tasks")
+    tasks = options.tasks
     for task in tasks:
         if task not in TASKS:
             raise click.UsageError(f"--tasks {task!r}, expected some of: {', '.join(TASKS)}")
-    check_outputs(options)
-    given = options.names
-
-    wanted = find_peers(None if given is None else split_names(given, "--peers"))
+    wanted = find_peers(options.names)
     wanted = [p for p in wanted if any(task.value in tasks for task in p.tasks)]
     found = [p for p in wanted if p.version() is not None]
     missing = [p for p in wanted if p not in found]
@@ -83,18 +78,6 @@ def peers(options: Options) -> None:
         print_json(results)
     else:
         print_tables(results)
-
-
-def check_outputs(options: Options) -> None:
-    """Refuse files that can't be written, before anything is computed."""
-    targets = {"-o": options.output, "--csv": options.table, "--report": options.report}
-    for option, path in targets.items():
-        if path is not None:
-            check_target(path, option)
-    check_distinct({**targets, "--data": options.data, "--scenes": options.scenes})
-    report = options.report
-    if report is not None and not report.endswith(SUFFIXES):
-        raise click.UsageError(f"--report {report!r}, expected a name ending in .html or .md")
 
 
 def read_inputs(options: Options) -> tuple[list[FieldInstance], list[NoisyScene]]:

@@ -19,8 +19,8 @@ from proxfield.bench.runner import Failure, Settings, Task, TaskBar, run_tasks, 
 from proxfield.bench.store import Store, read_records
 from proxfield.bench.suites import ModelT
 from proxfield.cli import main, signals
-from proxfield.cli.options import Options, jobs_on, split_names
-from proxfield.cli.shared import check_distinct, check_target, print_json, print_table
+from proxfield.cli.options import Options
+from proxfield.cli.shared import print_json, print_table
 from proxfield.core.common.records import Record
 from proxfield.core.jobs.cluster import connected
 from proxfield.core.solve.request import check_limits
@@ -65,14 +65,9 @@ class Outputs:
         return self.report is not None or self.figures is not None
 
 
-def chosen_names(options: Options) -> list[str] | None:
-    """The rules that ``--rules`` names; None without it."""
-    return None if options.rules is None else split_names(options.rules, "--rules")
-
-
 def chosen_rules(options: Options) -> list[Rule]:
     """The rules to run; the paper's seven and ``auto`` by default."""
-    return [make_rule(name) for name in chosen_names(options) or [*PAPER_RULES, "auto"]]
+    return [make_rule(name) for name in options.rules or [*PAPER_RULES, "auto"]]
 
 
 def make_settings(options: Options) -> Settings:
@@ -81,14 +76,9 @@ def make_settings(options: Options) -> Settings:
     return Settings(options.tol, threads_of(options.threads))
 
 
-def prepare_outputs(options: Options, inputs: dict[str, str | None]) -> Outputs:
-    """Where things go; refuses targets that can't be written or that name an input."""
+def prepare_outputs(options: Options) -> Outputs:
+    """Where things go; names a package that is missing."""
     outputs = Outputs(options.results, options.report, options.figures)
-    targets = {"-o": outputs.results, "--report": outputs.report}
-    for option, path in targets.items():
-        if path is not None:
-            check_target(path, option)
-    check_distinct({**targets, "--figures": outputs.figures, **inputs})
     if outputs.report is not None:
         find_environment()
     if outputs.figures is not None:
@@ -112,7 +102,7 @@ def do(
     options: Options, tasks: Sequence[Task[ModelT]], store: Store, settings: Settings
 ) -> list[Failure]:
     """Run the tasks that aren't stored yet; exits with 130 on Ctrl-C."""
-    jobs = jobs_on(options)
+    jobs = options.job_count
     signals.begin_work()
     try:
         with connected(options.cluster), TaskBar() as bar:

@@ -20,7 +20,7 @@ from proxfield.cli.running import (
     prepare_rule,
     run,
 )
-from proxfield.cli.shared import check_distinct, check_target, number, print_json, print_table
+from proxfield.cli.shared import number, print_json, print_table
 from proxfield.cli.signals import INTERRUPTED
 from proxfield.core.common.records import Record
 from proxfield.core.solve.rules.registry import RULES
@@ -28,15 +28,16 @@ from proxfield.errors import ProxfieldError
 from proxfield.result import Result
 from proxfield.viz import convergence_figure, save_figure
 
-FORMATS = ("png", "svg", "pdf")
 GIVEN = ("max_iters", "tol", "budget", "seed", "threads", "device", "dtype", "kernels")
 """Options that `infer` takes as they are."""
 
 
 def compare(options: Options) -> int | None:
     """Run the command; returns its exit code."""
-    check_picture(options)
-    rules = [prepare_rule(name) for name in rule_names(options.rules)]
+    if options.plot is not None and options.no_plot:
+        raise click.UsageError("--plot and --no-plot contradict each other")
+    usual = [name for name, rule in RULES.items() if not rule.special]
+    rules = [prepare_rule(name) for name in options.rules or usual]
     check_limits(options)
     check_device(options)
     given = options.pick(*GIVEN)
@@ -65,29 +66,6 @@ def compare(options: Options) -> int | None:
     if results and not options.no_plot:
         draw(loaded, results, options.plot)
     return INTERRUPTED if interrupted else None
-
-
-def rule_names(given: str | None) -> list[str]:
-    """The rules to run, each once, in the order given."""
-    if given is None:
-        return [name for name, rule in RULES.items() if not rule.special]
-    names = [name.strip() for name in given.split(",") if name.strip()]
-    if not names:
-        raise click.UsageError("--rules is empty, expected names separated by commas")
-    return list(dict.fromkeys(names))
-
-
-def check_picture(options: Options) -> None:
-    """Refuse a picture that can't be written, before a long run."""
-    plot = options.plot
-    if plot is None:
-        return
-    if options.no_plot:
-        raise click.UsageError("--plot and --no-plot contradict each other")
-    if Path(plot).suffix.lower().lstrip(".") not in FORMATS:
-        raise click.UsageError(f"--plot {plot!r}, expected a name ending in .png, .svg or .pdf")
-    check_target(plot, "--plot")
-    check_distinct({"MODEL": options.model, "--evidence": options.evidence, "--plot": plot})
 
 
 def draw(loaded: LoadedModel, results: dict[str, Result], plot: str | None) -> None:

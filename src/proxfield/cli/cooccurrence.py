@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from proxfield.cli.options import Options
 from proxfield.cli.progress import Display
-from proxfield.cli.shared import check_distinct, check_summary, check_target, show_summary
+from proxfield.cli.shared import check_distinct, show_summary
 from proxfield.core.common.arrays import Pixels
 from proxfield.core.common.records import Record
 from proxfield.errors import InputError
@@ -18,12 +18,8 @@ from proxfield.io.images import read_labels
 def count(options: Options) -> None:
     """Run the command; an error names the file that it is about."""
     output = options.output
-    check_summary(options.as_json, output, "the counts")
     files = find_label_maps(options.label_maps)
-    if output != "-":
-        check_target(output, "-o")
-        for file in files:
-            check_distinct({"LABELMAP": str(file), "-o": output})
+    check_distinct([*(("LABELMAP", str(file)) for file in files), ("-o", output)])
     reading: list[str] = []
 
     def maps(display: Display) -> Iterator[Pixels]:

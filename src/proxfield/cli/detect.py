@@ -30,10 +30,10 @@ from proxfield.cli.detect_run import (
 from proxfield.cli.detect_store import ResultFolder
 from proxfield.cli.evaluate import span
 from proxfield.cli.main import report
-from proxfield.cli.options import Options, jobs_on, parse_settings
+from proxfield.cli.options import Options, parse_settings
 from proxfield.cli.progress import Counter
 from proxfield.cli.running import check_device, prepare_rule
-from proxfield.cli.shared import check_target, print_json, print_pairs
+from proxfield.cli.shared import print_json, print_pairs
 from proxfield.core.common.arrays import Doubles
 from proxfield.core.common.interrupts import raised_again
 from proxfield.core.common.records import Record
@@ -58,7 +58,7 @@ FAILED = 1
 def detect(options: Options) -> int | None:
     """Run the command; returns its exit code."""
     forget()
-    options.jobs = jobs_on(options)
+    options.jobs = options.job_count
     files = check_options(options)
     rule = check_rule(options)
     drawn = options.pictures or options.movie is not None
@@ -178,8 +178,6 @@ def check_options(options: Options) -> SceneFiles:
         import_joblib()
     if options.pictures or options.movie:
         check_packages(options.movie)
-    if options.movie is not None:
-        check_target(options.movie, "--movie")
     cameras = options.cameras
     return SceneFiles(
         pom,

@@ -8,7 +8,7 @@ import click
 
 from proxfield.cli.main import report
 from proxfield.cli.options import Options
-from proxfield.cli.shared import check_distinct, check_target, print_json, print_pairs, print_table
+from proxfield.cli.shared import print_json, print_pairs, print_table
 from proxfield.errors import InputError
 from proxfield.io.files import atomic_write
 from proxfield.people.detections import Detections
@@ -22,10 +22,6 @@ def evaluate_files(options: Options) -> None:
         raise click.UsageError("DETECTIONS and TRUTH can't both come from standard input")
     if not (math.isfinite(radius) and radius > 0):
         raise click.UsageError(f"--radius {radius:g}, expected a number of meters above 0")
-    if output is not None:
-        check_target(output, "-o")
-        inputs = {"DETECTIONS": options.detections, "TRUTH": options.truth}
-        check_distinct({**inputs, "-o": output})
     try:
         region = None if options.roi is None else parse_polygon(options.roi)
     except InputError as error:

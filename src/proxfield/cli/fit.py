@@ -11,7 +11,7 @@ from proxfield.cli.inpaint import check_labels, find_masks, read_holed
 from proxfield.cli.options import Options
 from proxfield.cli.progress import Display
 from proxfield.cli.refine_files import find_images
-from proxfield.cli.shared import check_distinct, check_target, show_summary
+from proxfield.cli.shared import check_distinct, show_summary
 from proxfield.core.common.arrays import Pixels
 from proxfield.core.common.records import Record
 from proxfield.errors import InputError
@@ -28,8 +28,6 @@ SAME = (
 def fit(options: Options) -> int | None:
     """Run the command; returns its exit code."""
     output, mask, given = options.output, options.mask, options.n_labels
-    check_target(output, "-o")
-    check_distinct({"--mask": mask, "-o": output, "--test": options.test})
     labels, hidden = read_images(options.images, mask, output, given)
     test = None
     if options.test is not None:  # checked before the fit, which takes long
@@ -78,8 +76,7 @@ def read_images(
     """Images and masks of files, checked, also against the output."""
     found = find_images(images)
     masks = find_masks(found, mask)
-    for path in (*found, *masks):
-        check_distinct({"an input": str(path), "-o": output})
+    check_distinct([*(("an input", str(path)) for path in (*found, *masks)), ("-o", output)])
     pairs = [read_holed(*both) for both in zip(found, masks, strict=True)]
     labels, hidden = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     for path, image, mask_of_it in zip(found, labels, hidden, strict=True):

@@ -29,7 +29,7 @@ COMMANDS = {
         "fields:compare",
         "Run several rules on one model; print a table and draw a picture.",
     ),
-    "refine": ("refine:refine", "Refine segmentations of images by a dense CRF."),
+    "refine": ("images:refine", "Refine segmentations of images by a dense CRF."),
     "studio": ("images:studio", "Refine one image on a local page, with sliders."),
     "tune": ("images:tune", "Choose the settings of a dense CRF on images with known labels."),
     "fit": ("learning:fit", "Learn to complete label images, from examples."),
@@ -49,8 +49,8 @@ COMMANDS = {
         "Count which classes occur together in label maps.",
     ),
     "bench": ("bench:bench", "Run the paper's benchmark; print its table and write a report."),
-    "warmup": ("installation:warmup", "Compile kernels ahead of time."),
-    "doctor": ("installation:doctor", "Check this installation."),
+    "warmup": ("fields:warmup", "Compile kernels ahead of time."),
+    "doctor": ("fields:doctor", "Check this installation."),
 }
 """The module and the name of each command in `proxfield.cli.commands`, and what it does."""
 

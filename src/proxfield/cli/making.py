@@ -5,9 +5,9 @@ from __future__ import annotations
 import click
 
 from proxfield import generate
-from proxfield.cli.options import Options, split_names
+from proxfield.cli.options import Options
 from proxfield.cli.progress import Display
-from proxfield.cli.shared import check_summary, check_target, show_summary
+from proxfield.cli.shared import show_summary
 from proxfield.field import Field
 from proxfield.io.folders import check_folder
 from proxfield.io.uai_write import format_model, write_model
@@ -15,7 +15,6 @@ from proxfield.io.uai_write import format_model, write_model
 
 def grid(options: Options) -> None:
     """Run ``make grid``."""
-    check(options)
     same = options.pick("strength", "n_labels", "wrap", "seed")
     sign = options.sign or "mixed"
     write(generate.grid(options.rows, options.cols, sign=sign, **same), options)
@@ -23,23 +22,14 @@ def grid(options: Options) -> None:
 
 def rbm(options: Options) -> None:
     """Run ``make rbm``."""
-    check(options)
     same = options.pick("strength", "seed")
     write(generate.rbm(options.visible, options.hidden, **same), options)
 
 
 def segmentation(options: Options) -> None:
     """Run ``make segmentation``."""
-    check(options)
     same = options.pick("strength", "noise", "seed")
     write(generate.segmentation(options.regions, **same), options)
-
-
-def check(options: Options) -> None:
-    """Refuse a target that can't be written before making the model."""
-    check_summary(options.as_json, options.output, "the model")
-    if options.output != "-":
-        check_target(options.output, "-o")
 
 
 def write(field: Field, options: Options) -> None:
@@ -80,7 +70,6 @@ def snakes(options: Options) -> None:
     from proxfield.learn.snakes import make_snakes, write_snakes
 
     train, test, output = options.train, options.test, options.output
-    check_target(output, "OUT")
     pictures, labels = make_snakes(train + test, options.seed)
     parts = {
         "train": (pictures[:train], labels[:train]),
@@ -97,7 +86,6 @@ def characters(options: Options) -> None:
     from proxfield.learn.characters import make_characters, write_characters
 
     train, test, held_out = options.train, options.test, options.held_out
-    names = None if options.fonts is None else split_names(options.fonts, "--fonts")
     check_folder(options.folder)
     total = train + test * (2 if held_out else 1)
     same = options.pick("hole", "seed")
@@ -105,7 +93,7 @@ def characters(options: Options) -> None:
         sets = make_characters(
             train,
             test,
-            fonts=names,
+            fonts=options.fonts,
             held_out=held_out,
             progress=lambda k: display.phase(f"drawing {k} of {total} characters"),
             **same,

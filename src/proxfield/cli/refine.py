@@ -9,9 +9,9 @@ from math import prod
 import click
 
 from proxfield.cli import signals
-from proxfield.cli.commands.refine import AXES
+from proxfield.cli.commands.images import AXES
 from proxfield.cli.main import report
-from proxfield.cli.options import Options, jobs_on
+from proxfield.cli.options import Options
 from proxfield.cli.progress import Counter
 from proxfield.cli.refine_files import (
     find_images,
@@ -69,7 +69,7 @@ def refine(options: Options) -> int | None:
     if options.scribbles is not None:
         strokes = find_partners(found, options.scribbles, "--scribbles", optional=True)
     pairs = make_pairs(found, partners, output, overlay, work.kind, strokes)
-    jobs = jobs_on(options)
+    jobs = options.job_count
     shared = dict.fromkeys(tiled_pairs(pairs, options), part)
     own = [p for p in (pairs if part is None else part.of(pairs)) if p not in shared]
     large = {**shared, **dict.fromkeys(too_large(own, options))}

@@ -6,7 +6,7 @@ import re
 
 import click
 
-from proxfield.cli.commands.refine import AXES
+from proxfield.cli.commands.images import AXES
 from proxfield.cli.options import Options
 from proxfield.core.common.records import Record
 from proxfield.images.known import CONFIDENCE

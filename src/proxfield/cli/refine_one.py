@@ -16,7 +16,7 @@ from proxfield.cli import signals
 from proxfield.cli.main import describe
 from proxfield.cli.refine_files import Pair, record_path, write_record
 from proxfield.cli.refine_inputs import in_options
-from proxfield.cli.shared import status_line
+from proxfield.cli.running import status_line
 from proxfield.core.common.arrays import Pixels
 from proxfield.core.common.records import Record, plain
 from proxfield.core.jobs import ends_the_run

@@ -1,30 +1,46 @@
-"""One inference for the command line: the model, early checks, progress."""
+"""How commands run: a model and its inference with progress, and work on many items."""
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from inspect import signature
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from proxfield.cli import signals
+from proxfield.cli.main import describe, report
 from proxfield.cli.options import Options, parse_settings
 from proxfield.cli.progress import Display
 from proxfield.core.common.records import Record
+from proxfield.core.jobs import ClusterError, LostWorkerError, ends_the_run
 from proxfield.core.solve import infer as inference
 from proxfield.core.solve import request
 from proxfield.core.solve.history import Progress
+from proxfield.core.solve.map_result import MapStatus
 from proxfield.core.solve.rules.base import Rule
 from proxfield.core.solve.rules.registry import dense_rules, make_rule
+from proxfield.errors import InputError, ProxfieldError
 from proxfield.field import Field
 from proxfield.io.evidence import read_evidence
 from proxfield.io.uai import read_model
-from proxfield.result import Result
+from proxfield.result import Result, Status
 
-NOT_CONVERGED = 3
+FAILED, NOT_CONVERGED = 1, 3
+"""Exit codes."""
+REMEDIES = {
+    "MAX_ITERS": "raise --max-iters or --tol",
+    "BUDGET": "raise --budget or --tol",
+    "OSCILLATING": "use --rule fixed or adaptive, which can't oscillate, or a smaller step",
+    "INTERRUPTED": "this is the best so far",
+    "NO_FEASIBLE": "no labelling of positive probability was found; raise --max-iters, "
+    "change --seed, or check the zeros of the model",
+}
+"""The remedies of `Status` in the words of the command line."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -134,3 +150,92 @@ def run(field: Field, rule: Rule, display: Display, **options: Any) -> Result:
         result = inference.infer(field, rule, callback=shown_by(display), **options)
         _ = result.map_energy  # rounding may compile too: now, while that is announced
     return result
+
+
+def status_line(
+    status: Status | MapStatus, asked: str = "", remedies: Mapping[str, str] = REMEDIES
+) -> str:
+    """A status in words, with the remedy where there is one.
+
+    Args:
+        status: The status.
+        asked: What the result says instead where it is what was asked for.
+        remedies: By status, where the library's words aren't those of the command line.
+    """
+    if asked or status.name in ("CONVERGED", "OPTIMAL"):
+        return asked or status.label
+    return f"{status.label} ({remedies.get(status.name, status.value)})"
+
+
+# ---- many items ----
+
+
+class Ending:
+    """A context for work on many items: what ends it early becomes words.
+
+    Attributes:
+        text: What ended the work; "" if nothing did.
+    """
+
+    text = ""
+
+    def __enter__(self) -> Ending:
+        signals.begin_work()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> bool:
+        if isinstance(error, (LostWorkerError, ClusterError)):
+            self.text = str(error)
+        elif isinstance(error, KeyboardInterrupt) or (
+            isinstance(error, Exception) and signals.interrupted()  # what a library made of Ctrl-C
+        ):
+            self.text = "interrupted"
+        return bool(self.text)
+
+    def exit_code(self, what: str, left: int, failed: int) -> int | None:
+        """The exit code, after a line about what is left.
+
+        Args:
+            what: What the items are.
+            left: How many weren't done.
+            failed: How many failed.
+        """
+        if self.text:
+            report(f"{self.text}; {left} {what} are left, run the same again to go on", kind="")
+        if self.text == "interrupted":
+            return signals.INTERRUPTED
+        return FAILED if failed or self.text else None
+
+
+def attempt(
+    record: Record, name: str, step: Callable[[], T], reword: Callable[[str], str] | None = None
+) -> T | None:
+    """The result of a step of the work on one item; a failure becomes ``record["error"]``.
+
+    Args:
+        record: Of the item.
+        name: Of the item.
+        step: The step.
+        reword: Puts messages of the library in the words of options, for items that are files:
+            an error that names a file is left as it is.
+    """
+    try:
+        return step()
+    except Exception as error:
+        if signals.interrupted():  # what a library made of Ctrl-C
+            raise KeyboardInterrupt from error
+        if ends_the_run(error):
+            raise
+        if reword is not None and isinstance(error, InputError) and error.path is not None:
+            record["error"] = str(error)
+        elif isinstance(error, (ProxfieldError, OSError, MemoryError)):
+            text = describe(error)
+            record["error"] = f"{name}: {text if reword is None else reword(text)}"
+        elif os.environ.get("PROXFIELD_DEBUG", "0") not in ("", "0"):
+            raise
+        else:  # one item in a thousand must not end the run
+            what = " ".join(f"{type(error).__name__}: {error}".split())
+            record["error"] = f"{name}: {what}; this is a bug, PROXFIELD_DEBUG=1 shows more"
+    return None

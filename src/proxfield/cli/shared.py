@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import click
 
+from proxfield.cli.options import FileName, Options
 from proxfield.core.common.records import Record, plain
 from proxfield.errors import InputError
 from proxfield.io.files import display_name
-from proxfield.result import Status
 
-REMEDIES = {
-    "MAX_ITERS": "raise --max-iters or --tol",
-    "BUDGET": "raise --budget or --tol",
-    "OSCILLATING": "use --rule fixed or adaptive, which can't oscillate, or a smaller step",
-    "INTERRUPTED": "this is the best so far",
-    "NO_FEASIBLE": "no labelling of positive probability was found; raise --max-iters, "
-    "change --seed, or check the zeros of the model",
-}
-"""The remedies of `Status` in the words of the command line."""
 WORDS = {"n_vars": "variables", "n_labels": "labels"}
 """Keys of JSON objects in the words of summaries for people, where they differ."""
 
@@ -55,15 +47,56 @@ def check_target(path: str, option: str) -> None:
         raise refuse(f"{getattr(error, 'strerror', None) or error}") from None
 
 
-def check_distinct(targets: dict[str, str | None]) -> None:
-    """Two outputs (or an output and an input) may not be the same file."""
+def check_distinct(files: Iterable[tuple[str, str | None]]) -> None:
+    """Two outputs (or an output and an input) may not be the same file.
+
+    Args:
+        files: What names a file, and the file; the same twice is allowed.
+    """
     seen: dict[str, str] = {}
-    for option, path in targets.items():
+    for option, path in files:
         if path is None or path == "-" or path.startswith("/dev/"):
             continue
         other = seen.setdefault(os.path.realpath(path), option)
         if other != option:
             raise click.UsageError(f"{other} and {option} name the same file {path!r}")
+
+
+def check_files(options: Options) -> None:
+    """Refuse files that can't be written or that are named twice, before anything is computed.
+
+    Args:
+        options: Of the command that is called, whose parameters say which of them are files.
+    """
+    files: list[tuple[str, str]] = []
+    for param in click.get_current_context().command.params:
+        kind = param.type
+        if isinstance(kind, FileName):
+            given = getattr(options, str(param.name))
+            name = param.opts[0] if isinstance(param, click.Option) else param.human_readable_name
+            for path in given if isinstance(given, tuple) else (given,):
+                if path == "-" and kind.stdout is not None:
+                    if kind.stdout and options.as_json:
+                        raise click.UsageError(
+                            f"--json and {kind.stdout} both write to stdout; "
+                            f"write {kind.stdout} by -o FILE"
+                        )
+                elif path is not None and kind.written:
+                    ending = Path(path).suffix.lower() or "none"
+                    if kind.endings and ending not in re.findall(r"\.\w+", kind.endings):
+                        raise click.UsageError(
+                            f"{name} {path!r}, expected a name ending in {kind.endings}"
+                        )
+                    check_target(path, name)
+                files.append((name, path))
+    check_distinct(files)
+
+
+def refuse(problems: Mapping[str, object]) -> None:
+    """Raise the first of some messages that is true."""
+    for message, wrong in problems.items():
+        if wrong:
+            raise click.UsageError(message)
 
 
 def print_json(data: Record) -> None:
@@ -80,24 +113,6 @@ def number(value: float, digits: int = 8) -> str:
         ('-1451.399', 'inf', '3')
     """
     return f"{value + 0.0:.{digits}g}"  # + 0.0 turns -0 into 0
-
-
-def status_line(status: Status, asked: str = "") -> str:
-    """A status in words, with the remedy where there is one.
-
-    Args:
-        status: The status.
-        asked: What the result says instead where it is what was asked for.
-    """
-    if asked or status.converged:
-        return asked or status.label
-    return f"{status.label} ({REMEDIES.get(status.name, status.value)})"
-
-
-def check_summary(as_json: bool, output: str, what: str) -> None:
-    """Refuse ``--json`` where stdout is taken by what the command makes."""
-    if as_json and output == "-":
-        raise click.UsageError(f"--json and {what} both write to stdout; write {what} by -o FILE")
 
 
 def show_summary(data: Record, as_json: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from proxfield.cli import signals
-from proxfield.cli.commands.refine import AXES
+from proxfield.cli.commands.images import AXES
 from proxfield.cli.main import report
 from proxfield.cli.options import Options
 from proxfield.cli.refine_inputs import KINDS, choose_input, in_options, input_settings, read_preset

@@ -5,14 +5,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
-
-import click
 
 from proxfield.cli import signals
-from proxfield.cli.commands.refine import AXES
+from proxfield.cli.commands.images import AXES
 from proxfield.cli.main import report
-from proxfield.cli.options import Options, jobs_on
+from proxfield.cli.options import Options
 from proxfield.cli.progress import Display
 from proxfield.cli.refine_files import Pair, find_images, find_partners
 from proxfield.cli.refine_inputs import in_options
@@ -33,7 +30,7 @@ from proxfield.images.settings import DenseSettings
 from proxfield.images.tune import tune
 from proxfield.io.remote import AnyPath
 from proxfield.viz.plots import find_figure_class
-from proxfield.viz.tuning import REPORT_FORMATS, write_report
+from proxfield.viz.tuning import write_report
 
 SHOWN_SETTINGS = 5
 """Settings of the table that the command prints."""
@@ -51,7 +48,7 @@ def choose(options: Options) -> int | None:
     probs = find_partners(found, options.probs, "--probs")
     truth = find_partners(found, options.truth, "--truth")
     check_outputs(options, [*found, *probs, *truth])
-    jobs = jobs_on(options)
+    jobs = options.job_count
     pairs = [Pair(image, unary, ()) for image, unary in zip(found, probs, strict=True)]
     check_packages([*pairs, *(Pair(t, t, ()) for t in truth)], jobs)
     if jobs is not None:
@@ -99,17 +96,11 @@ def choose(options: Options) -> int | None:
 def check_outputs(options: Options, inputs: Sequence[AnyPath]) -> None:
     """Refuse outputs that can't be written or that are inputs, before anything is computed."""
     output, page = options.output, options.report
-    check_target(output, "-o")
     check_target(f"{output}{STORE}", "-o")
     if page is not None:
-        if Path(page).suffix.lower().lstrip(".") not in REPORT_FORMATS:
-            kinds = ", .".join(REPORT_FORMATS)
-            raise click.UsageError(f"--report {page!r}, expected a name ending in .{kinds}")
-        check_target(page, "--report")
         find_figure_class()  # names a package that is missing before the work begins
-    for path in inputs:
-        check_distinct({"an input": str(path), "-o": output, "--report": page})
-        check_distinct({"an input": str(path), "the file of trials": f"{output}{STORE}"})
+    written = {"-o": output, "--report": page, "the file of trials": f"{output}{STORE}"}
+    check_distinct([*(("an input", str(path)) for path in inputs), *written.items()])
 
 
 def show(result: TuneResult, options: Options) -> None:

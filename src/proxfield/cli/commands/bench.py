@@ -2,96 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 
 import click
 
 from proxfield.cli.options import (
+    HOLES,
+    INPUT,
+    NAMES,
+    OUTPUT,
+    POSITIVE,
+    TWO_OR_MORE,
+    WHOLE,
     CommandWithRules,
     Decorator,
-    F,
-    cluster_option,
+    FileName,
+    counts_from,
     done_by,
     jobs_option,
-    json_option,
+    numbers_to,
+    option,
     seed_option,
+    shared,
     stack,
-    threads_option,
 )
 
 TASKS = ("inference", "map", "dense")
 """What `bench peers` asks for."""
 
 data_options = stack(
-    click.option(
-        "--data",
-        metavar="DIR",
-        help="A folder with DBN, GRID and SEG of UAI files; generated instances by default.",
+    option(
+        "--data DIR",
+        "A folder with DBN, GRID and SEG of UAI files; generated instances by default.",
+        kind=INPUT,
     ),
-    click.option(
-        "--suite", metavar="A,B,…", help="Suites to run, of DBN, GRID and SEG; all by default."
-    ),
+    option("--suite A,B,…", "Suites to run, of DBN, GRID and SEG; all by default.", kind=NAMES),
 )
 
 
 run_options = stack(
-    threads_option(),
+    shared("threads"),
     jobs_option("model", ", which disturb each other unless each has cores of its own"),
-    cluster_option,
-    click.option(
-        "--tol",
-        metavar="X",
-        type=float,
-        default=1e-6,
-        show_default=True,
-        help="Tolerance: stop early when no marginal changes by more.",
-    ),
+    shared("cluster"),
+    option("--tol X", "Tolerance: stop early when no marginal changes by more.", 1e-6),
 )
 
 
-def output_options(results: str) -> Callable[[F], F]:
+def output_options(results: str) -> Decorator:
     """Where things go."""
+    kept = "Results file (JSON lines); runs that it contains aren't repeated."
+    drawn = "Folder for pictures (.png, .svg); next to the report by default."
     return stack(
-        click.option(
-            "-o",
-            "--output",
-            "results",
-            metavar="FILE",
-            default=results,
-            show_default=True,
-            help="Results file (JSON lines); runs that it contains aren't repeated.",
-        ),
-        click.option("--report", metavar="FILE.html", help="Write an HTML report."),
-        click.option(
-            "--figures",
-            metavar="DIR",
-            help="Folder for pictures (.png, .svg); next to the report by default.",
-        ),
-        json_option,
+        option("-o --output FILE", kept, results, OUTPUT, name="results"),
+        option("--report FILE.html", "Write an HTML report.", kind=OUTPUT),
+        option("--figures DIR", drawn, kind=INPUT),
+        shared("json"),
     )
 
 
 def budgets_option(default: str) -> Decorator:
     """``--budgets``: the columns of a table."""
-    return click.option(
-        "--budgets",
-        metavar="S,S,…",
-        default=default,
-        show_default=True,
-        help="Time budgets in seconds.",
-    )
+    return option("--budgets S,S,…", "Time budgets in seconds.", default)
 
 
 def rules_option(default: str) -> Decorator:
     """``--rules``: the rows of a table."""
-    return click.option("--rules", metavar="A,B,…", help=f"Rules to run; {default} by default.")
+    return option("--rules A,B,…", f"Rules to run; {default} by default.", kind=NAMES)
 
 
 def included(name: str) -> Decorator:
     """The option for results of another benchmark."""
     help = f"Results file of bench {name}, to be included in the report."
-    return click.option(f"--{name}", metavar="FILE", help=help)
+    return option(f"--{name} FILE", help, kind=INPUT)
 
 
 class BenchCommand(click.Command):
@@ -107,7 +89,7 @@ class BenchCommand(click.Command):
 
 
 class BenchCommandWithRules(BenchCommand, CommandWithRules):
-    """The same with the list of rules."""
+    """Such a command whose help ends with the rules."""
 
 
 @click.group(no_args_is_help=False)
@@ -119,57 +101,24 @@ def bench() -> None:
 
 
 @bench.command(cls=BenchCommand)
-@click.option(
-    "--data",
-    metavar="DIR",
-    multiple=True,
-    help="A folder as proxfield make people writes it; may be given several times. The simulated "
+@option(
+    "--data DIR",
+    "A folder as proxfield make people writes it; may be given several times. The simulated "
     "pitch by default.",
+    multiple=True,
+    kind=INPUT,
 )
-@click.option(
-    "--frames",
-    metavar="N",
-    type=click.IntRange(min=1),
-    default=2,
-    show_default=True,
-    help="Number of frames of each simulation, 2 seconds apart.",
-)
-@click.option(
-    "--seeds",
-    metavar="S,S,…",
-    default="0,1",
-    show_default=True,
-    help="Random seeds of the simulations.",
-)
-@click.option(
-    "--size",
-    metavar="W H",
-    nargs=2,
-    type=click.IntRange(min=1),
-    help="Width and height of simulated images; 640 360 by default.",
-)
-@click.option(
-    "--spacing",
-    metavar="METERS",
-    type=click.FloatRange(0, min_open=True),
-    help="Distance of neighboring locations of a simulation; 0.35 by default.",
-)
-@click.option(
-    "--passes",
-    metavar="N,N,…",
-    default="10,25,60",
-    show_default=True,
-    help="Budgets in gradients.",
-)
-@click.option("--budgets", metavar="S,S,…", help="Further budgets, in seconds; none by default.")
+@option("--frames N", "Number of frames of each simulation, 2 seconds apart.", 2)
+@option("--seeds S,S,…", "Random seeds of the simulations.", "0,1", counts_from(0))
+@option("--size W H", "Width and height of simulated images; 640 360 by default.")
+@option("--spacing METERS", "Distance of neighboring locations of a simulation; 0.35 by default.")
+@option("--passes N,N,…", "Budgets in gradients.", "10,25,60")
+@option("--budgets S,S,…", "Further budgets, in seconds; none by default.")
 @rules_option("all of the table")
-@click.option(
-    "--radius",
-    metavar="METERS",
-    type=click.FloatRange(0, min_open=True),
-    default=1.0,
-    show_default=True,
-    help="Maximum distance of a detection from a person, and minimum distance of detections.",
+@option(
+    "--radius METERS",
+    "Maximum distance of a detection from a person, and minimum distance of detections.",
+    1.0,
 )
 @run_options
 @output_options("bench-people.jsonl")
@@ -189,40 +138,24 @@ def people() -> None:
 
 
 @bench.command(cls=BenchCommandWithRules)
-@click.option(
-    "--data",
-    metavar="PATH",
-    help="Also run models of decision tree fields: a folder with TST_*.mat, or one of these.",
+@option(
+    "--data PATH",
+    "Also run models of decision tree fields: a folder with TST_*.mat, or one of these.",
+    kind=INPUT,
 )
-@click.option(
-    "--count",
-    metavar="N",
-    type=click.IntRange(min=0),
-    default=8,
-    show_default=True,
-    help="Number of characters to complete with each trained model; 0 runs those of --data only.",
+@option(
+    "--count N",
+    "Number of characters to complete with each trained model; 0 runs those of --data only.",
+    8,
+    WHOLE,
 )
-@click.option(
-    "--train",
-    metavar="N",
-    type=click.IntRange(min=2),
-    default=300,
-    show_default=True,
-    help="Number of characters that models are trained on.",
-)
-@click.option(
-    "--hole",
-    type=click.Choice(["small", "large"]),
-    default="large",
-    show_default=True,
-    help="Hidden part of the image: 9.8 % or 22.8 %.",
-)
-@click.option(
-    "--models",
-    metavar="DIR",
-    default="bench-inpainting-models",
-    show_default=True,
-    help="Folder of trained models; those that it contains aren't trained again.",
+@option("--train N", "Number of characters that models are trained on.", 300, TWO_OR_MORE)
+@option("--hole", "Hidden part of the image: 9.8 % or 22.8 %.", "large", HOLES)
+@option(
+    "--models DIR",
+    "Folder of trained models; those that it contains aren't trained again.",
+    "bench-inpainting-models",
+    INPUT,
 )
 @budgets_option("0.05,0.3,3")
 @rules_option("the paper's seven and auto")
@@ -245,21 +178,8 @@ def inpainting() -> None:
 
 
 @bench.command(cls=BenchCommand)
-@click.option(
-    "--count",
-    metavar="N",
-    type=click.IntRange(min=1),
-    default=6,
-    show_default=True,
-    help="Number of scenes.",
-)
-@click.option(
-    "--iterations",
-    metavar="N,N,…",
-    default="5,20,100",
-    show_default=True,
-    help="Budgets in iterations.",
-)
+@option("--count N", "Number of scenes.", 6)
+@option("--iterations N,N,…", "Budgets in iterations.", "5,20,100")
 @rules_option("all of the table")
 @seed_option("Random seed of scenes.")
 @run_options
@@ -279,49 +199,25 @@ def segmentation() -> None:
 
 @bench.command(name="all", cls=BenchCommand)
 @click.argument("folder", metavar="OUT")
-@click.option("--data", metavar="DIR", help="As in bench paper: DBN, GRID and SEG.")
-@click.option("--inpainting-data", metavar="PATH", help="As --data in bench inpainting.")
-@click.option(
-    "--count",
-    metavar="N",
-    type=click.IntRange(min=0),
-    default=8,
-    show_default=True,
-    help="As in bench inpainting: number of characters; 0 leaves that experiment out.",
+@option("--data DIR", "As in bench paper: DBN, GRID and SEG.")
+@option("--inpainting-data PATH", "As --data in bench inpainting.")
+@option(
+    "--count N",
+    "As in bench inpainting: number of characters; 0 leaves that experiment out.",
+    8,
+    WHOLE,
 )
-@click.option(
-    "--frames",
-    metavar="N",
-    type=click.IntRange(min=1),
-    default=2,
-    show_default=True,
-    help="As in bench people: number of frames of each simulation.",
+@option("--frames N", "As in bench people: number of frames of each simulation.", 2)
+@option(
+    "--scenes N",
+    "As --count in bench segmentation: number of scenes; 0 leaves that experiment out.",
+    6,
+    WHOLE,
 )
-@click.option(
-    "--scenes",
-    metavar="N",
-    type=click.IntRange(min=0),
-    default=6,
-    show_default=True,
-    help="As --count in bench segmentation: number of scenes; 0 leaves that experiment out.",
-)
-@click.option(
-    "--exact",
-    metavar="DIR",
-    default="generated",
-    show_default=True,
-    help="As in bench paper: models with exact answers.",
-)
-@click.option(
-    "--repeats",
-    metavar="R",
-    type=click.IntRange(min=1),
-    default=3,
-    show_default=True,
-    help="As in bench paper: number of runs; the median is used.",
-)
+@option("--exact DIR", "As in bench paper: models with exact answers.", "generated")
+@option("--repeats R", "As in bench paper: number of runs; the median is used.", 3)
 @run_options
-@json_option
+@shared("json")
 @done_by("bench_experiments:everything")
 def everything() -> None:
     """All four experiments of the paper, in the folder OUT: one report of all of them.
@@ -338,45 +234,36 @@ def everything() -> None:
 
 
 @bench.command(cls=BenchCommand)
-@click.option("--quick", is_flag=True, help="Fewer and smaller models: less than a minute.")
-@click.option(
-    "--tasks", metavar="A,B,…", default=",".join(TASKS), show_default=True, help="What to compare."
+@option("--quick", "Fewer and smaller models: less than a minute.")
+@option("--tasks A,B,…", "What to compare.", ",".join(TASKS), NAMES)
+@option("--peers A,B,…", "Tools by the beginning of their names.", kind=NAMES, name="names")
+@option(
+    "--data DIR",
+    "Models with exact answers (<family>/X.uai, X.uai.PR, X.uai.MAR), besides generated ones.",
+    kind=INPUT,
 )
-@click.option("--peers", "names", metavar="A,B,…", help="Tools by the beginning of their names.")
-@click.option(
-    "--data",
-    metavar="DIR",
-    help="Models with exact answers (<family>/X.uai, X.uai.PR, X.uai.MAR), besides generated ones.",
+@option(
+    "--scenes DIR",
+    "Images (.npz with image, probabilities, truth), besides generated ones.",
+    kind=INPUT,
 )
-@click.option(
-    "--scenes",
-    metavar="DIR",
-    help="Images (.npz with image, probabilities, truth), besides generated ones.",
+@option("--seeds N", "Generated models of each kind.", 1)
+@option(
+    "--budget S",
+    "Time budget in seconds of tools that can use one; 1 by default, 0.2 with --quick.",
+    kind=POSITIVE,
 )
-@click.option(
-    "--seeds",
-    metavar="N",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Generated models of each kind.",
+@option(
+    "--timeout S",
+    "Maximum number of CPU seconds per run (once compiled); 20 by default, 5 with --quick.",
+    kind=POSITIVE,
 )
-@click.option(
-    "--budget",
-    metavar="S",
-    type=click.FloatRange(0, min_open=True),
-    help="Time budget in seconds of tools that can use one; 1 by default, 0.2 with --quick.",
+@option("-o --output FILE", "Write all results (JSON).", kind=OUTPUT)
+@option("--csv FILE", "Write one row per run.", kind=OUTPUT, name="table")
+@option(
+    "--report FILE", "Write the tables (.html or .md).", kind=FileName(True, endings=".html or .md")
 )
-@click.option(
-    "--timeout",
-    metavar="S",
-    type=click.FloatRange(0, min_open=True),
-    help="Maximum number of CPU seconds per run (once compiled); 20 by default, 5 with --quick.",
-)
-@click.option("-o", "--output", metavar="FILE", help="Write all results (JSON).")
-@click.option("--csv", "table", metavar="FILE", help="Write one row per run.")
-@click.option("--report", metavar="FILE", help="Write the tables (.html or .md).")
-@json_option
+@shared("json")
 @done_by("bench_peers:peers")
 def peers() -> None:
     """Compare with other tools: errors of marginals, log Z, labellings, images, and time.
@@ -395,21 +282,14 @@ def peers() -> None:
 @data_options
 @budgets_option("0.05,0.3,1")
 @rules_option("the paper's seven and auto")
-@click.option(
-    "--repeats",
-    metavar="R",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Number of runs; the median is used.",
-)
+@option("--repeats R", "Number of runs; the median is used.", 1)
 @run_options
 @output_options("bench-paper.jsonl")
-@click.option(
-    "--exact",
-    metavar="DIR",
-    help="Models with exact answers (<family>/X.uai, X.uai.PR, …), for the report; "
+@option(
+    "--exact DIR",
+    "Models with exact answers (<family>/X.uai, X.uai.PR, …), for the report; "
     "'generated' makes small ones.",
+    kind=INPUT,
 )
 @included("sensitivity")
 @included("people")
@@ -431,7 +311,7 @@ def paper() -> None:
 @bench.command(cls=BenchCommand)
 @data_options
 @budgets_option("0.05,0.3")
-@click.option("--etas", metavar="X,X,…", help="Values of η; 13 from 0.001 to 1 by default.")
+@option("--etas X,X,…", "Values of η; 13 from 0.001 to 1 by default.", kind=numbers_to(1.0))
 @run_options
 @output_options("bench-sensitivity.jsonl")
 @done_by("bench_paper:sensitivity")

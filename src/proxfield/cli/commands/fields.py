@@ -1,100 +1,68 @@
-"""Commands for models in files: what they take. The work is in modules of the same names."""
+"""Commands for models in files and about the installation: what they take."""
 
 from __future__ import annotations
 
 import click
 
 from proxfield.cli.options import (
+    COUNT,
+    LIMITS,
+    MODEL,
+    NAMES,
+    OUTPUT,
+    RULE,
+    SEARCH_LIMITS,
+    WHOLE,
     CommandWithRules,
-    device_option,
+    FileName,
     done_by,
-    dtype_option,
     init_option,
-    json_option,
-    limit_options,
-    model_options,
-    search_limit_options,
-    settings_option,
-    stack,
-)
-
-TASKS = ("MAR", "MAP", "PR")
-
-rule_options = stack(
-    click.option("--rule", metavar="NAME", help="Update rule; see the list below."),
-    settings_option,
-    click.option(
-        "--modes",
-        metavar="K",
-        type=click.IntRange(min=1),
-        default=1,
-        show_default=True,
-        help="Maximum number of modes (rule auto): a mixture, with a better bound and marginals.",
-    ),
-    init_option("uniform"),
-)
-
-engine_options = stack(
-    device_option,
-    dtype_option,
-    click.option(
-        "--kernels",
-        type=click.Choice(["cpu", "reference", "cuda", "torch"]),
-        help="reference is slow and readable numpy.  [default: what suits the device]",
-    ),
-    click.option(
-        "--keep",
-        type=click.Choice(["last", "best"]),
-        default="last",
-        show_default=True,
-        help="Return the last state, or the one of lowest F.",
-    ),
-)
-
-output_options = stack(
-    click.option(
-        "--task",
-        metavar="MAR|MAP|PR",
-        type=click.Choice(TASKS, case_sensitive=False),
-        help="Write a UAI result file: marginals, a labelling, or log10 Z (here a lower bound).",
-    ),
-    click.option("-o", "--output", metavar="FILE", help="File for --task; stdout by default."),
-    click.option(
-        "--trace",
-        metavar="FILE",
-        help="Write CSV with the columns iteration, seconds, free_energy, change.",
-    ),
-    json_option,
-    click.option("--strict", is_flag=True, help="Exit with 3 unless converged."),
-)
-
-distributed_options = stack(
-    click.option(
-        "--distributed",
-        is_flag=True,
-        help="Share the field with the other processes that torchrun started.",
-    ),
-    click.option(
-        "--coupling",
-        metavar="W",
-        type=float,
-        help="With --distributed and an array: Potts weight between neighbors.  [default: 1]",
-    ),
-    click.option(
-        "--checkpoint",
-        metavar="FOLDER",
-        help="With --distributed: save the run every 10 minutes, and continue one found there.",
-    ),
+    option,
+    shared,
 )
 
 
 @click.command(cls=CommandWithRules)
-@model_options
-@rule_options
-@limit_options
-@engine_options
-@output_options
-@distributed_options
+@shared(*MODEL)
+@option("--rule NAME", RULE)
+@shared("set")
+@option(
+    "--modes K",
+    "Maximum number of modes (rule auto): a mixture, with a better bound and marginals.",
+    1,
+    COUNT,
+)
+@init_option("uniform")
+@shared(*LIMITS)
+@shared("device", "dtype")
+@option(
+    "--kernels",
+    "reference is slow and readable numpy.  [default: what suits the device]",
+    kind=("cpu", "reference", "cuda", "torch"),
+)
+@option("--keep", "Return the last state, or the one of lowest F.", "last", ("last", "best"))
+@option(
+    "--task MAR|MAP|PR",
+    "Write a UAI result file: marginals, a labelling, or log10 Z (here a lower bound).",
+    kind=click.Choice(("MAR", "MAP", "PR"), case_sensitive=False),
+)
+@option("-o --output FILE", "File for --task; stdout by default.", kind=FileName(True, ""))
+@option(
+    "--trace FILE",
+    "Write CSV with the columns iteration, seconds, free_energy, change.",
+    kind=OUTPUT,
+)
+@shared("json")
+@option("--strict", "Exit with 3 unless converged.")
+@option("--distributed", "Share the field with the other processes that torchrun started.")
+@option(
+    "--coupling W",
+    "With --distributed and an array: Potts weight between neighbors.  [default: 1]",
+)
+@option(
+    "--checkpoint FOLDER",
+    "With --distributed: save the run every 10 minutes, and continue one found there.",
+)
 @done_by("solve:solve")
 def solve() -> None:
     """Infer marginals, a labelling and a certified lower bound on log Z.
@@ -112,25 +80,22 @@ def solve() -> None:
 
 
 @click.command("map")
-@model_options
-@click.option(
-    "--max-iters",
-    metavar="N",
-    type=click.IntRange(min=0),
-    help="Maximum number of sweeps, of all chains together.  [default: no limit with --budget, "
+@shared(*MODEL)
+@option(
+    "--max-iters N",
+    "Maximum number of sweeps, of all chains together.  [default: no limit with --budget, "
     "else enough for a second or two]",
+    kind=WHOLE,
 )
-@search_limit_options
-@device_option
-@dtype_option
-@click.option(
-    "-o", "--output", metavar="FILE", help="Write the labelling as a UAI MAP file; - is stdout."
+@shared(*SEARCH_LIMITS, "device", "dtype")
+@option(
+    "-o --output FILE",
+    "Write the labelling as a UAI MAP file; - is stdout.",
+    kind=FileName(True, "the labelling"),
 )
-@click.option(
-    "--trace", metavar="FILE", help="Write CSV with the columns iteration, seconds, energy."
-)
-@json_option
-@done_by("map:search")
+@option("--trace FILE", "Write CSV with the columns iteration, seconds, energy.", kind=OUTPUT)
+@shared("json")
+@done_by("solve:search")
 def map_command() -> None:
     """Search for the most probable labelling: the one of lowest energy.
 
@@ -148,18 +113,16 @@ def map_command() -> None:
 
 
 @click.command(cls=CommandWithRules)
-@model_options
-@click.option("--rules", metavar="A,B,…", help="Rules to run; all of them by default.")
-@limit_options
-@device_option
-@dtype_option
-@click.option(
-    "--plot",
-    metavar="FILE",
-    help="Picture file (.png, .svg or .pdf).  [default: MODEL-compare.png]",
+@shared(*MODEL)
+@option("--rules A,B,…", "Rules to run; all of them by default.", kind=NAMES)
+@shared(*LIMITS, "device", "dtype")
+@option(
+    "--plot FILE",
+    "Picture file (.png, .svg or .pdf).  [default: MODEL-compare.png]",
+    kind=FileName(True, endings=".png, .svg or .pdf"),
 )
-@click.option("--no-plot", is_flag=True, help="Draw no picture.")
-@json_option
+@option("--no-plot", "Draw no picture.")
+@shared("json")
 @done_by("compare:compare")
 def compare() -> None:
     """Run several rules on MODEL, print a table and draw how F falls.
@@ -170,8 +133,37 @@ def compare() -> None:
 
 
 @click.command()
-@model_options
-@json_option
+@shared(*MODEL, "json")
 @done_by("info:info")
 def info() -> None:
     """Show MODEL's size, the structure that inference will use, and its certified steps."""
+
+
+@click.command()
+@option(
+    "--all",
+    "Compile everything within reason: both floating-point types, all rules, several threads, "
+    "other normalizations and terms of dense CRFs, occupancy maps.",
+    name="everything",
+)
+@option("--jobs N", "Maximum number of processes.  [default: one per core]")
+@shared("json")
+@done_by("warmup:compile_ahead")
+def warmup() -> None:
+    """Compile kernels ahead of time, so that the first inference doesn't have to.
+
+    For images of containers, clusters and CI. Kernels are kept in the user's cache folder
+    (PROXFIELD_CACHE_DIR), for the processor of this machine and this version. By default these are
+    the kernels of sparse fields and of dense CRFs with default settings.
+    """
+
+
+@click.command()
+@shared("json")
+@done_by("doctor:examine")
+def doctor() -> None:
+    """Check this installation: versions, threads, cache, memory, GPUs, and a tiny field by brute
+    force.
+
+    Exits with 1 if the check fails.
+    """

@@ -5,14 +5,15 @@ from __future__ import annotations
 import click
 
 from proxfield.cli.options import (
+    INPUT,
+    OUTPUT,
+    RULE,
+    WHOLE,
     CommandWithRules,
-    count_option,
     done_by,
-    json_option,
-    seed_option,
-    settings_option,
+    option,
+    shared,
     stack,
-    threads_option,
 )
 
 METHODS = ("marginals", "chains", "pseudo")
@@ -20,46 +21,43 @@ METHODS = ("marginals", "chains", "pseudo")
 
 image_options = stack(
     click.argument("images", metavar="IMAGE...", nargs=-1, required=True),
-    click.option(
-        "--mask",
-        metavar="PATH",
-        required=True,
-        help="What is hidden: a picture for all images, not 0 in the hole; or a folder with one "
+    option(
+        "--mask PATH",
+        "What is hidden: a picture for all images, not 0 in the hole; or a folder with one "
         "per image.",
+        kind=INPUT,
+        required=True,
     ),
 )
 
 
 @click.command()
 @image_options
-@click.option("-o", "--output", metavar="FILE", required=True, help="Where to write the model.")
-@click.option(
+@option("-o --output FILE", "Where to write the model.", kind=OUTPUT, required=True)
+@option(
     "--method",
-    type=click.Choice(METHODS),
-    default="marginals",
-    show_default=True,
-    help="What is learned: marginals that mean field computes, the likelihood (by persistent "
+    "What is learned: marginals that mean field computes, the likelihood (by persistent "
     "chains), or the pseudo-likelihood.",
+    "marginals",
+    METHODS,
 )
-@count_option("--unary-leaves", "Maximum number of leaves of the tree of single pixels.", 128)
-@count_option("--pair-leaves", "Maximum number of leaves of each offset's tree.", 32)
-@count_option("--features", "Number of pixels around each that trees look at.", 256)
-@count_option("--reach", "Maximum distance of these, along an axis.", 18)
-@count_option("--n-labels", "Number of labels.  [default: one more than the largest]")
-@click.option(
-    "--l2",
-    metavar="X",
-    type=click.FloatRange(0),
-    help="Weight of the squared norm of the tables.  [default: 1000 for marginals, else 1]",
+@option("--unary-leaves N", "Maximum number of leaves of the tree of single pixels.", 128)
+@option("--pair-leaves N", "Maximum number of leaves of each offset's tree.", 32)
+@option("--features N", "Number of pixels around each that trees look at.", 256)
+@option("--reach N", "Maximum distance of these, along an axis.", 18)
+@option("--n-labels N", "Number of labels.  [default: one more than the largest]")
+@option(
+    "--l2 X",
+    "Weight of the squared norm of the tables.  [default: 1000 for marginals, else 1]",
+    kind=click.FloatRange(0),
 )
-@count_option("--max-iters", "Iterations of the method.  [default: 30, 200 or 60 by method]")
-@click.option(
-    "--test",
-    metavar="PATH",
-    help="Images to measure the model on, with the same mask or masks beside the others.",
+@option("--max-iters N", "Iterations of the method.  [default: 30, 200 or 60 by method]")
+@option(
+    "--test PATH",
+    "Images to measure the model on, with the same mask or masks beside the others.",
+    kind=INPUT,
 )
-@seed_option()
-@json_option
+@shared("seed", "json")
 @done_by("fit:fit")
 def fit() -> None:
     """Learn to complete label images: a decision tree field for proxfield inpaint.
@@ -77,40 +75,22 @@ def fit() -> None:
 
 @click.command(cls=CommandWithRules)
 @image_options
-@click.option(
-    "--model", metavar="FILE", required=True, help="A model that proxfield fit has written."
-)
-@click.option(
-    "-o",
-    "--output",
-    metavar="PATH",
+@option("--model FILE", "A model that proxfield fit has written.", required=True)
+@option(
+    "-o --output PATH",
+    "Folder for the completed images (created if needed), or a file for a single image.",
     required=True,
-    help="Folder for the completed images (created if needed), or a file for a single image.",
 )
-@click.option(
-    "--sheet",
-    metavar="PATH",
-    help="Also write pictures of before, after and the uncertainty beside each other (.png).",
+@option(
+    "--sheet PATH",
+    "Also write pictures of before, after and the uncertainty beside each other (.png).",
 )
-@click.option(
-    "--truth",
-    is_flag=True,
-    help="Images have their true labels in the hole: measure and draw what is right.",
-)
-@click.option(
-    "--rule", metavar="NAME", help="Update rule; see the list below.  [default: that of the model]"
-)
-@settings_option
-@click.option(
-    "--max-iters",
-    metavar="N",
-    type=click.IntRange(min=0),
-    help="Maximum number of iterations.  [default: that of the model]",
-)
-@click.option("--budget", metavar="SECONDS", type=float, help="Time budget in seconds per image.")
-@seed_option()
-@threads_option()
-@json_option
+@option("--truth", "Images have their true labels in the hole: measure and draw what is right.")
+@option("--rule NAME", f"{RULE}  [default: that of the model]")
+@shared("set")
+@option("--max-iters N", "Maximum number of iterations.  [default: that of the model]", kind=WHOLE)
+@option("--budget SECONDS", "Time budget in seconds per image.")
+@shared("seed", "threads", "json")
 @done_by("inpaint:inpaint")
 def inpaint() -> None:
     """Complete the hidden part of label images by a decision tree field.

@@ -4,41 +4,23 @@ from __future__ import annotations
 
 import click
 
-from proxfield.cli.options import Decorator, count_option, done_by, json_option, seed_option, stack
-
-HOLES = ("small", "large")
-"""Those of `learn.characters.HOLES`, repeated here so that help needn't import them."""
-
-seed_and_output = stack(
-    click.option("--seed", metavar="S", type=click.IntRange(min=0), default=0, show_default=True),
-    click.option(
-        "-o",
-        "--output",
-        metavar="FILE",
-        default="-",
-        help="Where to write; .gz, .xz and .bz2 names are compressed. stdout by default.",
-    ),
-    json_option,
+from proxfield.cli.options import (
+    HOLES,
+    NAMES,
+    OUTPUT,
+    POSITIVE,
+    TWO_OR_MORE,
+    WHOLE,
+    done_by,
+    option,
+    shared,
+    stack,
+    stdout_option,
 )
 
-
-def strength(default: float, what: str) -> Decorator:
-    """The option for the size of couplings."""
-    return click.option(
-        "--strength", metavar="F", type=float, default=default, show_default=True, help=what
-    )
-
-
-def share(name: str, what: str, default: float) -> Decorator:
-    """An option that is a share of something."""
-    return click.option(
-        name,
-        metavar="X",
-        type=click.FloatRange(0, 1, max_open=True),
-        default=default,
-        show_default=True,
-        help=what,
-    )
+SHARE = click.FloatRange(0, 1, max_open=True)
+seed = option("--seed S", None, 0)
+seed_and_output = stack(seed, stdout_option("the model", "Where to write"), shared("json"))
 
 
 @click.group(no_args_is_help=False)
@@ -48,39 +30,14 @@ def make() -> None:
 
 @make.command()
 @click.argument("folder", metavar="OUT")
-@click.option(
-    "--train",
-    metavar="N",
-    type=click.IntRange(min=1),
-    default=300,
-    show_default=True,
-    help="Number of training images.",
+@option("--train N", "Number of training images.", 300)
+@option("--test N", "Number of test images.", 100)
+@option("--hole", "Hidden part of the image: 9.8 % or 22.8 %.", "small", HOLES)
+@option(
+    "--fonts A,B,…", "Names of fonts; six of those installed, mostly Kai, by default.", kind=NAMES
 )
-@click.option(
-    "--test",
-    metavar="N",
-    type=click.IntRange(min=1),
-    default=100,
-    show_default=True,
-    help="Number of test images.",
-)
-@click.option(
-    "--hole",
-    type=click.Choice(HOLES),
-    default="small",
-    show_default=True,
-    help="Hidden part of the image: 9.8 % or 22.8 %.",
-)
-@click.option(
-    "--fonts",
-    metavar="A,B,…",
-    help="Names of fonts; six of those installed, mostly Kai, by default.",
-)
-@click.option(
-    "--held-out", metavar="FONT", help="A font for a second test set, which the others don't use."
-)
-@seed_option()
-@json_option
+@option("--held-out FONT", "A font for a second test set, which the others don't use.")
+@shared("seed", "json")
 @done_by("making:characters")
 def characters() -> None:
     """Chinese characters with a hole in the middle, to learn inpainting: pictures in a new folder.
@@ -97,24 +54,13 @@ def characters() -> None:
 
 
 @make.command()
-@count_option("--rows", "Rows.", 20)
-@count_option("--cols", "Columns.", 20)
-@strength(1.0, "Couplings are uniform in [-F, F].")
-@click.option(
-    "--n-labels",
-    metavar="L",
-    type=click.IntRange(min=2),
-    default=2,
-    show_default=True,
-    help="2 gives spins (Ising), more give Potts weights.",
-)
-@click.option("--wrap", is_flag=True, help="Join opposite borders.")
-@click.option(
-    "--attractive", "sign", flag_value="attractive", help="Neighbors prefer equal labels."
-)
-@click.option(
-    "--repulsive", "sign", flag_value="repulsive", help="Neighbors prefer different labels."
-)
+@option("--rows N", "Rows.", 20)
+@option("--cols N", "Columns.", 20)
+@option("--strength F", "Couplings are uniform in [-F, F].", 1.0)
+@option("--n-labels L", "2 gives spins (Ising), more give Potts weights.", 2, TWO_OR_MORE)
+@option("--wrap", "Join opposite borders.")
+@option("--attractive", "Neighbors prefer equal labels.", name="sign", flag_value="attractive")
+@option("--repulsive", "Neighbors prefer different labels.", name="sign", flag_value="repulsive")
 @seed_and_output
 @done_by("making:grid")
 def grid() -> None:
@@ -122,9 +68,9 @@ def grid() -> None:
 
 
 @make.command()
-@count_option("--visible", "Spins of the first layer.", 100)
-@count_option("--hidden", "Spins of the second layer.", 50)
-@strength(0.2, "Couplings are uniform in [-F, F].")
+@option("--visible N", "Spins of the first layer.", 100)
+@option("--hidden N", "Spins of the second layer.", 50)
+@option("--strength F", "Couplings are uniform in [-F, F].", 0.2)
 @seed_and_output
 @done_by("making:rbm")
 def rbm() -> None:
@@ -132,16 +78,9 @@ def rbm() -> None:
 
 
 @make.command()
-@count_option("--regions", "Superpixels, hence variables.", 500)
-@strength(1.0, "Scale of the attraction between regions that touch.")
-@click.option(
-    "--noise",
-    metavar="X",
-    type=float,
-    default=1.0,
-    show_default=True,
-    help="Standard deviation of the noise of the unary energies.",
-)
+@option("--regions N", "Superpixels, hence variables.", 500)
+@option("--strength F", "Scale of the attraction between regions that touch.", 1.0)
+@option("--noise X", "Standard deviation of the noise of the unary energies.", 1.0)
 @seed_and_output
 @done_by("making:segmentation")
 def segmentation() -> None:
@@ -150,85 +89,44 @@ def segmentation() -> None:
 
 @make.command()
 @click.argument("folder", metavar="OUT")
-@click.option(
-    "--kind",
-    type=click.Choice(["pitch", "square"]),
-    default="pitch",
-    show_default=True,
-    help="A soccer pitch with players, or a square with a crowd.",
+@option(
+    "--kind", "A soccer pitch with players, or a square with a crowd.", "pitch", ("pitch", "square")
 )
-@count_option("--frames", "Frames.", 10)
-@click.option(
-    "--people",
-    metavar="N",
-    type=click.IntRange(min=0),
-    help="Number of people; 27 on the pitch, 30 to 50 on the square by default.",
+@option("--frames N", "Frames.", 10)
+@option(
+    "--people N",
+    "Number of people; 27 on the pitch, 30 to 50 on the square by default.",
+    kind=WHOLE,
 )
-@click.option(
-    "--cameras",
-    metavar="N",
-    type=click.IntRange(min=1),
-    help="Number of cameras; 6 and 4 by default.",
+@option("--cameras N", "Number of cameras; 6 and 4 by default.")
+@option("--size W H", "Width and height of the images; 640 360 and 480 360 by default.")
+@option("--spacing METERS", "Distance of neighboring locations; 0.5 and 0.25 by default.")
+@option(
+    "--missing X", "Share of each body that is missing in masks, in smooth patches.", 0.15, SHARE
 )
-@click.option(
-    "--size",
-    metavar="W H",
-    nargs=2,
-    type=click.IntRange(min=1),
-    help="Width and height of the images; 640 360 and 480 360 by default.",
+@option(
+    "--speckle X",
+    "Share of each mask that is foreground for no reason, in small spots.",
+    0.01,
+    SHARE,
 )
-@click.option(
-    "--spacing",
-    metavar="METERS",
-    type=click.FloatRange(0, min_open=True),
-    help="Distance of neighboring locations; 0.5 and 0.25 by default.",
-)
-@share("--missing", "Share of each body that is missing in masks, in smooth patches.", 0.15)
-@share("--speckle", "Share of each mask that is foreground for no reason, in small spots.", 0.01)
-@click.option(
-    "--blobs",
-    metavar="N",
-    type=click.IntRange(min=0),
-    default=6,
-    show_default=True,
-    help="Blobs per mask that are foreground for no reason.",
-)
-@click.option(
-    "--soft",
-    metavar="PIXELS",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="Width over which edges are blurred.",
-)
-@click.option(
-    "--shape",
-    type=click.Choice(["person", "superellipse"]),
-    default="person",
-    show_default=True,
-    help="Shape of the bodies.",
-)
-@click.option(
-    "--rate",
-    metavar="F",
-    type=click.FloatRange(0, min_open=True),
-    default=25.0,
-    show_default=True,
-    help="Frames per second.",
-)
-@click.option("--seed", metavar="S", type=click.IntRange(min=0), default=0, show_default=True)
-@json_option
+@option("--blobs N", "Blobs per mask that are foreground for no reason.", 6, WHOLE)
+@option("--soft PIXELS", "Width over which edges are blurred.", 0, WHOLE)
+@option("--shape", "Shape of the bodies.", "person", ("person", "superellipse"))
+@option("--rate F", "Frames per second.", 25.0, POSITIVE)
+@seed
+@shared("json")
 @done_by("making:people")
 def people() -> None:
     """People in several cameras: masks, calibration, .pom scene and truth, in a new folder."""
 
 
 @make.command()
-@click.argument("output", metavar="OUT")
-@count_option("--train", "Pictures to learn from.", 200)
-@count_option("--test", "Pictures to test with.", 100)
-@click.option("--seed", metavar="S", type=click.IntRange(min=0), default=0, show_default=True)
-@json_option
+@click.argument("output", metavar="OUT", type=OUTPUT)
+@option("--train N", "Pictures to learn from.", 200)
+@option("--test N", "Pictures to test with.", 100)
+@seed
+@shared("json")
 @done_by("making:snakes")
 def snakes() -> None:
     """Snakes of ten pixels to be numbered from tail to head: a task for learning, as npz."""

@@ -5,13 +5,17 @@ from __future__ import annotations
 import click
 
 from proxfield.cli.options import (
+    INPUT,
+    OUTPUT,
+    POSITIVE,
+    PROBABILITY,
+    RULE,
+    WHOLE,
     CommandWithRules,
-    Decorator,
-    device_option,
     done_by,
     jobs_options,
-    json_option,
-    stack,
+    option,
+    shared,
 )
 
 PASSES = 25
@@ -32,180 +36,115 @@ def read_region(_: click.Context, __: click.Parameter, text: str | None) -> Regi
     return x0, y0, x1, y1
 
 
-def positive(name: str, metavar: str, text: str, default: float | None = None) -> Decorator:
-    """An option that is a number above 0."""
-    return click.option(
-        name,
-        metavar=metavar,
-        type=click.FloatRange(0, min_open=True),
-        default=default,
-        show_default=default is not None,
-        help=text,
-    )
-
-
-scene_options = stack(
-    click.argument("scene", metavar="[SCENE.pom]", required=False),
-    click.option(
-        "--calibration",
-        metavar="PATH",
-        help="Calibration of the cameras instead: a JSON file, or a folder like WILDTRACK's.",
-    ),
-    positive("--grid", "METERS", "Distance of neighboring locations on the ground."),
-    click.option(
-        "--region",
-        metavar="X0,Y0,X1,Y1",
-        callback=read_region,
-        help="Where the locations are, in meters.  [default: all ground that cameras see]",
-    ),
-    click.option("--cameras", metavar="A,B,…", help="Names of the cameras to use.  [default: all]"),
-    click.option(
-        "--size",
-        metavar="W H",
-        nargs=2,
-        type=click.IntRange(min=1),
-        help="Width and height of images, where files don't say.",
-    ),
-    click.option(
-        "--unit", type=click.Choice(["m", "cm", "mm"]), help="Unit of lengths in the calibration."
-    ),
-    click.option("--clip", is_flag=True, help="Cut rectangles that reach outside of the image."),
-    positive(
-        "--person-height", "METERS", "Height of a person.  [default: 1.75; with --boxes 1.85]"
-    ),
-    positive(
-        "--person-radius",
-        "METERS",
-        "Radius of the cylinder that stands for a person.  [default: 0.2; with --boxes 0.4]",
-    ),
-)
-
-mask_options = stack(
-    click.option(
-        "--masks",
-        metavar="PATTERN",
-        help="Pictures of masks, with %c for the camera and %f for the frame, or {camera} and "
-        "{frame:05d}.  [default: INPUT_VIEW_FORMAT of the scene]",
-    ),
-    click.option(
-        "--video",
-        metavar="FILE",
-        multiple=True,
-        help="Videos instead, one per camera (repeat the option, or write %c in the name).",
-    ),
-    click.option(
-        "--boxes", metavar="FILE", help="Boxes of a detector instead (.csv, .json; %c likewise)."
-    ),
-    click.option(
-        "--min-score",
-        metavar="P",
-        type=float,
-        help="Drop boxes of a lower score.  [default: 0.5]",
-    ),
-    click.option(
-        "--missing",
-        type=click.Choice(["error", "skip"]),
-        default="error",
-        show_default=True,
-        help="Frames that a camera doesn't have: an error, or do without that camera.",
-    ),
-    click.option(
-        "--frames",
-        metavar="FRAME|FIRST:LAST[:STEP]",
-        help="Frames to examine, LAST included.  [default: PROCESS of the scene, or all]",
-    ),
-    positive("--scale", "X", "Resolution of the masks; 0.25 averages 4×4 pixels.", 1.0),
-)
-
-model_options = stack(
-    click.option(
-        "--model",
-        type=click.Choice(["exact", "ratio"]),
-        help="Energy: independent pixels, or that of the original program.  [default: exact; "
-        "ratio with --rule original]",
-    ),
-    click.option(
-        "--rule",
-        metavar="NAME",
-        default="backtracking",
-        show_default=True,
-        help="Update rule; see the list below.",
-    ),
-    click.option(
-        "--set",
-        "settings",
-        metavar="KEY=VALUE",
-        multiple=True,
-        help="A parameter of the rule; repeatable.",
-    ),
-    click.option(
-        "--passes",
-        metavar="N",
-        type=click.IntRange(min=0),
-        help=f"Maximum number of iterations per frame.  [default: {PASSES}; for the rule original "
-        "MAX_NB_SOLVER_ITERATIONS of the scene, or 100]",
-    ),
-    click.option(
-        "--prior",
-        metavar="P|FILE",
-        help="Prior probability of presence: a number, or one per location (.npy, .dat).  "
-        "[default: PRIOR of the scene, or by --density]",
-    ),
-    positive("--density", "X", "Expected number of people per square meter.  [default: 0.003]"),
-    positive("--miss", "P", "Probability that a pixel of a person is missing in masks (exact)."),
-    positive("--false-alarm", "P", "Probability that a pixel is in masks for no reason (exact)."),
-    positive("--strength", "X", "How many independent observations a body counts for (exact)."),
-    positive("--variance", "X", "SIGMA_IMAGE_DENSITY of the original program (ratio)."),
-    click.option("--warm", is_flag=True, help="Start each frame from the one before."),
-    positive("--radius", "METERS", "Minimum distance of two detections.  [default: 0.5]"),
-    click.option(
-        "--threshold",
-        metavar="P",
-        type=click.FloatRange(0, 1, min_open=True),
-        help="Minimum probability of a detection.  [default: 0.5]",
-    ),
-    click.option(
-        "--pool",
-        metavar="METERS",
-        type=click.FloatRange(0),
-        help="Distance over which probabilities of neighbors are pooled.  [default: 0.35, or the "
-        "radius if that is less]",
-    ),
-)
-
-run_options = stack(
-    click.option(
-        "-o",
-        "--output",
-        metavar="OUT",
-        required=True,
-        help="Folder for the results (created if needed).",
-    ),
-    click.option(
-        "--maps",
-        type=click.Choice(["dat", "npy"]),
-        multiple=True,
-        help="Also write the probabilities of all locations per frame: .dat as the original "
-        "program, or .npy; repeatable.",
-    ),
-    click.option(
-        "--pictures", is_flag=True, help="Also draw each frame: the cameras, and the ground."
-    ),
-    click.option("--images", metavar="PATTERN", help="Frames to draw on, instead of the masks."),
-    click.option("--movie", metavar="FILE", help="Also write the pictures as a video (.mp4)."),
-    positive("--rate", "X", "Frames per second of the movie.", 10.0),
-    click.option("--overwrite", is_flag=True, help="Remove results that are in OUT first."),
-    jobs_options("frame", parts=True),
-    device_option,
-)
-
-
 @click.command(cls=CommandWithRules)
-@scene_options
-@mask_options
-@model_options
-@run_options
-@json_option
+@click.argument("scene", metavar="[SCENE.pom]", required=False)
+@option(
+    "--calibration PATH",
+    "Calibration of the cameras instead: a JSON file, or a folder like WILDTRACK's.",
+)
+@option("--grid METERS", "Distance of neighboring locations on the ground.")
+@option(
+    "--region X0,Y0,X1,Y1",
+    "Where the locations are, in meters.  [default: all ground that cameras see]",
+    callback=read_region,
+)
+@option("--cameras A,B,…", "Names of the cameras to use.  [default: all]")
+@option("--size W H", "Width and height of images, where files don't say.")
+@option("--unit", "Unit of lengths in the calibration.", kind=("m", "cm", "mm"))
+@option("--clip", "Cut rectangles that reach outside of the image.")
+@option("--person-height METERS", "Height of a person.  [default: 1.75; with --boxes 1.85]")
+@option(
+    "--person-radius METERS",
+    "Radius of the cylinder that stands for a person.  [default: 0.2; with --boxes 0.4]",
+)
+@option(
+    "--masks PATTERN",
+    "Pictures of masks, with %c for the camera and %f for the frame, or {camera} and "
+    "{frame:05d}.  [default: INPUT_VIEW_FORMAT of the scene]",
+)
+@option(
+    "--video FILE",
+    "Videos instead, one per camera (repeat the option, or write %c in the name).",
+    multiple=True,
+)
+@option("--boxes FILE", "Boxes of a detector instead (.csv, .json; %c likewise).")
+@option("--min-score P", "Drop boxes of a lower score.  [default: 0.5]", kind=float)
+@option(
+    "--missing",
+    "Frames that a camera doesn't have: an error, or do without that camera.",
+    "error",
+    ("error", "skip"),
+)
+@option(
+    "--frames FRAME|FIRST:LAST[:STEP]",
+    "Frames to examine, LAST included.  [default: PROCESS of the scene, or all]",
+)
+@option("--scale X", "Resolution of the masks; 0.25 averages 4×4 pixels.", 1.0, POSITIVE)
+@option(
+    "--model",
+    "Energy: independent pixels, or that of the original program.  [default: exact; "
+    "ratio with --rule original]",
+    kind=("exact", "ratio"),
+)
+@option("--rule NAME", RULE, "backtracking")
+@shared("set")
+@option(
+    "--passes N",
+    f"Maximum number of iterations per frame.  [default: {PASSES}; for the rule original "
+    "MAX_NB_SOLVER_ITERATIONS of the scene, or 100]",
+    kind=WHOLE,
+)
+@option(
+    "--prior P|FILE",
+    "Prior probability of presence: a number, or one per location (.npy, .dat).  "
+    "[default: PRIOR of the scene, or by --density]",
+)
+@option(
+    "--density X",
+    "Expected number of people per square meter.  [default: 0.003]",
+    kind=POSITIVE,
+)
+@option(
+    "--miss P",
+    "Probability that a pixel of a person is missing in masks (exact).",
+    kind=POSITIVE,
+)
+@option(
+    "--false-alarm P",
+    "Probability that a pixel is in masks for no reason (exact).",
+    kind=POSITIVE,
+)
+@option(
+    "--strength X",
+    "How many independent observations a body counts for (exact).",
+    kind=POSITIVE,
+)
+@option("--variance X", "SIGMA_IMAGE_DENSITY of the original program (ratio).", kind=POSITIVE)
+@option("--warm", "Start each frame from the one before.")
+@option("--radius METERS", "Minimum distance of two detections.  [default: 0.5]")
+@option("--threshold P", "Minimum probability of a detection.  [default: 0.5]", kind=PROBABILITY)
+@option(
+    "--pool METERS",
+    "Distance over which probabilities of neighbors are pooled.  [default: 0.35, or the "
+    "radius if that is less]",
+    kind=click.FloatRange(0),
+)
+@option("-o --output OUT", "Folder for the results (created if needed).", required=True)
+@option(
+    "--maps",
+    "Also write the probabilities of all locations per frame: .dat as the original "
+    "program, or .npy; repeatable.",
+    kind=("dat", "npy"),
+    multiple=True,
+)
+@option("--pictures", "Also draw each frame: the cameras, and the ground.")
+@option("--images PATTERN", "Frames to draw on, instead of the masks.")
+@option("--movie FILE", "Also write the pictures as a video (.mp4).", kind=OUTPUT)
+@option("--rate X", "Frames per second of the movie.", 10.0, POSITIVE)
+@option("--overwrite", "Remove results that are in OUT first.")
+@jobs_options("frame", parts=True)
+@shared("device")
+@shared("json")
 @done_by("detect:detect")
 def detect() -> None:
     """Find people on the ground, from masks of the foreground in several cameras.
@@ -225,36 +164,22 @@ def detect() -> None:
 
 
 @click.command()
-@click.argument("detections", metavar="DETECTIONS")
-@click.argument("truth", metavar="TRUTH")
-@click.option(
-    "--radius",
-    metavar="METERS",
-    type=float,
-    default=0.5,
-    show_default=True,
-    help="A detection matches a person who is closer than this.",
-)
-@click.option(
-    "--roi",
-    metavar='"X,Y X,Y X,Y …"|FILE',
-    help="Region of interest: corners of a polygon in meters. Detections and people outside are "
+@click.argument("detections", type=INPUT)
+@click.argument("truth", type=INPUT)
+@option("--radius METERS", "A detection matches a person who is closer than this.", 0.5, float)
+@option(
+    '--roi "X,Y X,Y X,Y …"|FILE',
+    "Region of interest: corners of a polygon in meters. Detections and people outside are "
     "dropped.",
 )
-@click.option(
-    "--frames",
-    metavar="FRAME|FIRST:LAST[:STEP]",
-    help="Compare these frames only, LAST included.  [default: all frames of TRUTH]",
+@option(
+    "--frames FRAME|FIRST:LAST[:STEP]",
+    "Compare these frames only, LAST included.  [default: all frames of TRUTH]",
 )
-@click.option(
-    "--min-score",
-    metavar="P",
-    type=float,
-    help="Drop detections of a lower score.",
-)
-@click.option("--per-frame", is_flag=True, help="Print a line for each frame too.")
-@click.option("-o", "--output", metavar="FILE", help="Write a line for each frame as CSV.")
-@json_option
+@option("--min-score P", "Drop detections of a lower score.", kind=float)
+@option("--per-frame", "Print a line for each frame too.")
+@option("-o --output FILE", "Write a line for each frame as CSV.", kind=OUTPUT)
+@shared("json")
 @done_by("evaluate:evaluate_files")
 def evaluate() -> None:
     """Print MODA, MODP, precision and recall of DETECTIONS, given the TRUTH.
