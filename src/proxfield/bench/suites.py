@@ -206,7 +206,7 @@ def _exact_instance(path: Path) -> Instance:
     evidence, marginals = beside(path, "evid"), beside(path, "MAR")
 
     def make() -> Field:
-        from proxfield.io.evidence import read_evidence
+        from proxfield.io.results import read_evidence
         from proxfield.io.uai import read_model
 
         model = read_model(path)

@@ -20,7 +20,7 @@ from proxfield.core.solve.history import Progress
 from proxfield.core.solve.rules.base import Rule
 from proxfield.core.solve.rules.registry import dense_rules, make_rule
 from proxfield.field import Field
-from proxfield.io.evidence import read_evidence
+from proxfield.io.results import read_evidence
 from proxfield.io.uai import read_model
 from proxfield.result import Result
 

@@ -60,8 +60,12 @@ class ArrayKind:
     @classmethod
     def of(cls, values: Array) -> ArrayKind:
         """The kind of an array."""
-        known = is_xarray(values) or is_torch(values) or is_on_gpu(values)
-        return cls(_without_values(values) if known else None)
+        if is_xarray(values):
+            inner = cls.of(values.data)
+            return cls(_Named(type(values), tuple(values.dims), dict(values.coords), inner))
+        if is_torch(values) or is_on_gpu(values):
+            return cls(values[:0] if values.ndim else values)  # the numbers can be freed
+        return cls()
 
     def restore(self, values: Pixels, without: int | None = None) -> Array:
         """An array of the original's kind, and where that was (its device, its dimensions).
@@ -102,14 +106,6 @@ class _Named:
             if all(sizes.get(d) == n for d, n in zip(coord.dims, coord.shape, strict=True))
         }
         return self.kind(self.inner.restore(values), dims=dims, coords=kept)
-
-
-def _without_values(values: Array) -> Array:
-    """As much of an array as is needed to make another; the numbers can be freed."""
-    if is_xarray(values):
-        coords = dict(values.coords)
-        return _Named(type(values), tuple(values.dims), coords, ArrayKind.of(values.data))
-    return values[:0] if values.ndim else values
 
 
 def named_axes(image: Array, unary: Array) -> tuple[int | None, int | None] | None:

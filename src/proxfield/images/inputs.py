@@ -7,7 +7,7 @@ energies with what is needed to give results the form of that array.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from typing import TYPE_CHECKING, TypedDict
 
@@ -25,14 +25,17 @@ from proxfield.images.pixels import (
     axis_candidates,
     find_axes,
     into_energies,
+    is_reduced,
     logits_into_energies,
     mask_rows,
     numbers,
     possible_axes,
+    readings,
+    reduced_axes,
+    resize_linear,
     rows,
     sums_to_one,
 )
-from proxfield.images.resize import is_reduced, resize_linear
 from proxfield.io.images import pillow_pixels
 
 if TYPE_CHECKING:
@@ -122,10 +125,13 @@ def read_inputs(
     labels_axis, channel_axis = options["labels_axis"], options["channel_axis"]
     confidence = CONFIDENCE if settings.confidence is None else settings.confidence
     per_axis = (options["spacing"], settings.spatial_sigma, settings.bilateral_sigma)
-    what, unary = _only(given)
-    picture = None if image is None else numbers(_picture(image), "the image")
-    refuse_names(unary, what)
-    values = numbers(to_host(unary), what)
+    there = [(name, value) for name, value in given.items() if value is not None]
+    if len(there) != 1:
+        *names, last = given
+        raise InputError(f"a dense CRF needs {', '.join(names)} or {last}, one of them")
+    what, unary = there[0]
+    picture = None if image is None else _host_numbers(image, "the image")
+    values = _host_numbers(unary, what)
     original = ArrayKind.of(unary)
     named = named_axes(image, unary)
     if named is not None:
@@ -140,8 +146,8 @@ def read_inputs(
         if picture is not None and picture.ndim > FLAT and len(picture) == 1:
             channel_axis = _shifted(channel_axis, picture.ndim)
             picture = picture[0]
-    reading = _read(picture, values, what, labels_axis, channel_axis)
-    axis = None if reading.mask else reading.axes.labels
+    axes = _read(picture, values, what, labels_axis, channel_axis)
+    axis, pixels = None if axes.mask else axes.labels, axes.pixels
     assumed = None
     if (
         what != "energies"
@@ -150,12 +156,22 @@ def read_inputs(
     ):
         check_confidence(confidence, 2 if axis is None else values.shape[axis])
         values, assumed = as_confident(values, axis, what, confidence), confidence
-    if reading.reduced:
-        values = _enlarge(values, reading, what)
-    pixels = reading.axes.pixels
-    table = _energies(values, reading, what, options["clip"], options["normalize"])
+    if axes.reduced:
+        along = [k for k in range(values.ndim) if k != axes.labels]
+        sizes = ("×".join(map(str, n)) for n in ([values.shape[k] for k in along], pixels))
+        form = "%s of %s pixels are enlarged to %s, by linear interpolation"
+        log.info(form, what, *sizes)
+        values = resize_linear(values, pixels, along)
+    if axis is None:
+        table = mask_rows(values, pixels, logits=what == "logits")
+    else:
+        table = rows(values, axis, fresh=what != "energies")
+    if what == "logits":
+        logits_into_energies(table, pixels, options["clip"])
+    elif what == "probabilities":
+        into_energies(table, pixels, options["clip"], options["normalize"] and not axes.mask)
     form = Form(pixels, axis, (1,) * first + values.shape)
-    return DenseInputs(table, picture, reading.axes, form, original, assumed)
+    return DenseInputs(table, picture, axes, form, original, assumed)
 
 
 def confidence_note(what: str, confidence: float, of: str = "") -> str:
@@ -177,37 +193,17 @@ def confidence_note(what: str, confidence: float, of: str = "") -> str:
     )
 
 
-READERS = {
-    "the image": "read_image",
-    "probabilities": "read_probabilities",
-    "logits": "read_logits",
-}
-"""Functions of `proxfield.io.images` by what they read."""
-
-
-def refuse_names(given: object, what: str) -> None:
-    """Say how to read a file whose name was given in place of its content."""
+def _host_numbers(given: Array, what: str) -> Pixels:
+    """Numbers in host memory; says how to read a file whose name was given in their place."""
     if isinstance(given, str | PathLike):
-        reader = READERS.get(what)
+        readers = {"the image": "image", "probabilities": "probabilities", "logits": "logits"}
         verb = "is" if what == "the image" else "are"
-        hint = f"; read it with proxfield.io.images.{reader}(…)" if reader is not None else ""
+        reader = f"; read it with proxfield.io.images.read_{readers.get(what)}(…)"
+        hint = reader if what in readers else ""
         raise InputError(f"{what} {verb} {shown(str(given))}, a file name, expected an array{hint}")
-
-
-def _picture(image: Array) -> Array:
-    """An image as an array that numpy can read, Pillow's in the form that `read_image` gives."""
-    refuse_names(image, "the image")
-    if type(image).__module__.startswith("PIL."):
-        return pillow_pixels(image, "the image", None)
-    return to_host(image)
-
-
-def _only(given: dict[str, ArrayLike | None]) -> tuple[str, Array]:
-    there = [(name, value) for name, value in given.items() if value is not None]
-    if len(there) != 1:
-        *names, last = given
-        raise InputError(f"a dense CRF needs {', '.join(names)} or {last}, one of them")
-    return there[0]
+    if what == "the image" and type(given).__module__.startswith("PIL."):
+        return numbers(pillow_pixels(given, what, None), what)
+    return numbers(to_host(given), what)
 
 
 def _shifted(axis: int | str | None, ndim: int) -> int | str | None:
@@ -279,42 +275,34 @@ def _reads_as_batch(
 # ---- one image ----
 
 
-@dataclass(frozen=True)
-class ArrayReading:
-    """One way to read an image and the array of its labels.
-
-    Attributes:
-        axes: Pixels, labels (without meaning for a mask) and channels.
-        mask: The numbers are those of foreground alone.
-        reduced: They are fewer than the pixels.
-    """
-
-    axes: Axes
-    mask: bool = False
-    reduced: bool = False
-
-
 def _read(
     image: Pixels | None,
     values: Pixels,
     what: str,
     labels_axis: int | str | None,
     channel_axis: int | str | None,
-) -> ArrayReading:
+) -> Axes:
     """The way to read them; labels in full size come first, then masks, then smaller maps."""
-    if what == "energies" and labels_axis is None:
-        raise InputError("labels_axis=None, expected an axis: energies are those of all labels")
+    given = (values.shape, [None], channel_axis)
     if labels_axis is None:
-        masks = _masks(image, values, channel_axis)
-        return masks[0] if len(masks) == 1 else ArrayReading(_refuse_mask(image, values, what))
+        if what == "energies":
+            raise InputError("labels_axis=None, expected an axis: energies are those of all labels")
+        masks = readings(image, *given)
+        masks += [] if image is None else readings(image, *given, reduced=True)
+        if len(masks) != 1:
+            of = "" if image is None else f" for an image of shape {image.shape}"
+            raise InputError(
+                f"{what} of shape {values.shape}{of}, expected a mask with one number per pixel"
+            )
+        return masks[0]
     many = values.ndim > 1
     ways = possible_axes(image, values, what, labels_axis, channel_axis) if many else []
-    single = [way for way in ways if values.shape[way.labels] == 1]
+    single = [w for w in ways if w.labels is not None and values.shape[w.labels] == 1]
     if single and what != "energies" and not (what == "probabilities" and (values == 1).all()):
-        return ArrayReading(single[0], mask=True)
+        return replace(single[0], mask=True)
     auto = labels_axis == "auto" and what != "energies" and image is not None
     if auto and (what == "probabilities" or not ways):
-        masks = [m for m in _masks(image, values, channel_axis) if not m.reduced]
+        masks = readings(image, *given)
         # sums take a while: only where it may be a mask
         if (
             len(masks) == 1
@@ -323,9 +311,9 @@ def _read(
         ):
             return masks[0]
     if not ways and image is not None:
-        small = _reduced(image, values, what, labels_axis, channel_axis) if many else []
+        small = reduced_axes(image, values, what, labels_axis, channel_axis) if many else []
         if not small and auto:
-            small = [m for m in _masks(image, values, channel_axis) if m.reduced]
+            small = readings(image, *given, reduced=True)
         if len(small) == 1:
             return small[0]
         if small:
@@ -333,113 +321,7 @@ def _read(
                 f"{what} of shape {values.shape} can be enlarged to the image of shape "
                 f"{image.shape} in more than one way; pass labels_axis=0 or -1, or channel_axis"
             )
-    return ArrayReading(find_axes(image, values, what, labels_axis, channel_axis))
-
-
-def _rests(
-    image: Pixels, n_axes: int, channel_axis: int | str | None
-) -> list[tuple[tuple[int, ...], int | None]]:
-    """Shapes of the pixels of an image, and the axis of channels, if it has so many axes."""
-    if image.ndim == n_axes and channel_axis in ("auto", None):
-        return [(image.shape, None)]
-    if image.ndim != n_axes + 1 or channel_axis is None:
-        return []
-    return [
-        (image.shape[:c] + image.shape[c + 1 :], c)
-        for c in axis_candidates(channel_axis, image.ndim, "channel_axis")
-        if image.shape[c] <= MAX_DIMENSIONS - n_axes or channel_axis != "auto"
-    ]
-
-
-def _masks(
-    image: Pixels | None, values: Pixels, channel_axis: int | str | None
-) -> list[ArrayReading]:
-    """Ways to read the values as those of foreground."""
-    if image is None:
-        return [ArrayReading(Axes(values.shape, 0, None), mask=True)]
-    found = []
-    for pixels, c in _rests(image, values.ndim, channel_axis):
-        if pixels == values.shape:
-            found.append(ArrayReading(Axes(pixels, 0, c), mask=True))
-        elif is_reduced(values.shape, pixels):
-            found.append(ArrayReading(Axes(pixels, 0, c), mask=True, reduced=True))
-    return found
-
-
-def _refuse_mask(image: Pixels | None, values: Pixels, what: str) -> Axes:
-    of = "" if image is None else f" for an image of shape {image.shape}"
-    raise InputError(
-        f"{what} of shape {values.shape}{of}, expected a mask with one number per pixel"
-    )
-
-
-def _reduced(
-    image: Pixels,
-    values: Pixels,
-    what: str,
-    labels_axis: int | str,
-    channel_axis: int | str | None,
-) -> list[ArrayReading]:
-    """Ways to read the values as maps that are smaller than the image."""
-    found = []
-    for a in axis_candidates(labels_axis, values.ndim, "labels_axis"):
-        small = values.shape[:a] + values.shape[a + 1 :]
-        for pixels, c in _rests(image, len(small), channel_axis):
-            if is_reduced(small, pixels):
-                mask = values.shape[a] == 1 and what != "energies"
-                found.append(ArrayReading(Axes(pixels, a, c), mask=mask, reduced=True))
-    if what == "probabilities" and len(found) > 1:
-        found = [way for way in found if sums_to_one(values, way.axes.labels)] or found
-    if len(found) > 1:  # the same factor along all axes, exactly
-        spread = [_spread(values, way) for way in found]
-        found = [way for way, s in zip(found, spread, strict=True) if s == min(spread)]
-    return found
-
-
-def _spread(values: Pixels, way: ArrayReading) -> float:
-    """By how much the factors of enlargement along the axes differ."""
-    a = way.axes.labels
-    small = values.shape[:a] + values.shape[a + 1 :]
-    factors = [full / part for full, part in zip(way.axes.pixels, small, strict=True)]
-    return float(round(max(factors) / min(factors), 9))
-
-
-def _enlarge(values: Pixels, reading: ArrayReading, what: str) -> Pixels:
-    """The values at the size of the image."""
-    pixels = reading.axes.pixels
-    axes = list(range(values.ndim))
-    if values.ndim > len(pixels):
-        axes.remove(reading.axes.labels)
-    small = tuple(values.shape[a] for a in axes)
-    log.info("%s", enlarged_note(what, small, pixels))
-    return resize_linear(values, pixels, axes)
-
-
-def enlarged_note(what: str, small: tuple[int, ...], pixels: tuple[int, ...]) -> str:
-    """What to say about maps that are smaller than the image.
-
-    Example:
-        >>> enlarged_note("logits", (47, 63), (375, 500))
-        'logits of 47×63 pixels are enlarged to 375×500, by linear interpolation'
-    """
-    sizes = ["×".join(map(str, shape)) for shape in (small, pixels)]
-    return f"{what} of {sizes[0]} pixels are enlarged to {sizes[1]}, by linear interpolation"
-
-
-def _energies(
-    values: Pixels, reading: ArrayReading, what: str, clip: float, normalize: bool
-) -> NDArray[np.float32]:
-    """One row of energies per pixel.  # (n, labels)"""
-    pixels = reading.axes.pixels
-    if reading.mask:
-        table = mask_rows(values, pixels, logits=what == "logits")
-    else:
-        table = rows(values, reading.axes.labels, fresh=what != "energies")
-    if what == "logits":
-        logits_into_energies(table, pixels, clip)
-    elif what == "probabilities":
-        into_energies(table, pixels, clip, normalize and not reading.mask)
-    return table
+    return find_axes(image, values, what, labels_axis, channel_axis)
 
 
 # ---- results ----

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -82,17 +83,109 @@ def first_pixel(origin: ArrayLike, count: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Axes:
-    """How an image and the probabilities of its pixels are laid out.
+    """One way to read an image and the array of what is known about its pixels.
 
     Attributes:
         pixels: Shape of the image without channels.
-        labels: The axis of labels, 0 or more.
+        labels: The axis of labels, 0 or more; None: no such axis.
         channels: The axis of channels; None without.
+        mask: The numbers are those of foreground alone.
+        reduced: They are fewer than the pixels.
     """
 
     pixels: tuple[int, ...]
-    labels: int
+    labels: int | None
     channels: int | None
+    mask: bool = False
+    reduced: bool = False
+
+
+def without(shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:
+    """A shape without one of its axes."""
+    return shape if axis is None else shape[:axis] + shape[axis + 1 :]
+
+
+def readings(
+    image: Pixels | None,
+    shape: tuple[int, ...],
+    labels: Iterable[int | None],
+    channel_axis: int | str | None,
+    *,
+    reduced: bool = False,
+) -> list[Axes]:
+    """All ways to read the shapes of an image and of an array with these axes of labels.
+
+    Args:
+        image: The image, or None.
+        shape: Of the array.
+        labels: Axes to try; None: one number per pixel, of foreground.
+        channel_axis: An axis, None, or "auto": the first, the last or none.
+        reduced: The array is smaller than the image, along all axes by the same factor.
+    """
+    found: list[Axes] = []
+    for a in labels:
+        own = without(shape, a)
+        channels: Iterable[int | None] = (None,)
+        if image is not None and not (
+            channel_axis is None or (channel_axis == "auto" and image.ndim <= len(own))
+        ):
+            channels = (
+                c
+                for c in axis_candidates(channel_axis, image.ndim, "channel_axis")
+                # more channels than a filter takes can only be pixels
+                if image.shape[c] <= MAX_DIMENSIONS - len(own) or channel_axis != "auto"
+            )
+        for c in channels:
+            pixels = own if image is None else without(image.shape, c)
+            if is_reduced(own, pixels) if reduced else own == pixels:
+                found.append(Axes(pixels, a, c, mask=a is None, reduced=reduced))
+    return found
+
+
+def possible_axes(
+    image: Pixels | None,
+    unary: Pixels,
+    what: str,
+    labels_axis: int | str,
+    channel_axis: int | str | None,
+) -> list[Axes]:
+    """All ways to read an image and an array of its size with an axis of labels."""
+    if unary.ndim < 2:
+        raise InputError(
+            f"{what} of shape {unary.shape}, expected an axis of labels beside the pixels"
+        )
+    candidates = axis_candidates(labels_axis, unary.ndim, "labels_axis")
+    return _normalized(readings(image, unary.shape, candidates, channel_axis), unary, what)
+
+
+def reduced_axes(
+    image: Pixels,
+    unary: Pixels,
+    what: str,
+    labels_axis: int | str,
+    channel_axis: int | str | None,
+) -> list[Axes]:
+    """All ways to read an array with an axis of labels as maps smaller than the image."""
+    candidates = axis_candidates(labels_axis, unary.ndim, "labels_axis")
+    ways = readings(image, unary.shape, candidates, channel_axis, reduced=True)
+    found = _normalized(ways, unary, what)
+    if len(found) > 1:  # the same factor along all axes, exactly
+        spread = []
+        for way in found:
+            small = without(unary.shape, way.labels)
+            factors = [full / part for full, part in zip(way.pixels, small, strict=True)]
+            spread.append(round(max(factors) / min(factors), 9))
+        found = [way for way, s in zip(found, spread, strict=True) if s == min(spread)]
+    if what == "energies":
+        return found
+    return [replace(w, mask=w.labels is not None and unary.shape[w.labels] == 1) for w in found]
+
+
+def _normalized(ways: list[Axes], unary: Pixels, what: str) -> list[Axes]:
+    """Those along whose axis of labels probabilities sum to 1, where shapes leave it open."""
+    if what != "probabilities" or len({way.labels for way in ways}) < 2:
+        return ways
+    return [w for w in ways if w.labels is not None and sums_to_one(unary, w.labels)] or ways
 
 
 def find_axes(
@@ -112,8 +205,10 @@ def find_axes(
         channel_axis: An axis, None, or "auto": the first, the last or none.
 
     Example:
-        >>> find_axes(np.zeros((40, 50, 3)), np.zeros((7, 40, 50)), "energies", "auto", "auto")
-        Axes(pixels=(40, 50), labels=0, channels=2)
+        >>> image, energies = np.zeros((40, 50, 3)), np.zeros((7, 40, 50))
+        >>> axes = find_axes(image, energies, "energies", "auto", "auto")
+        >>> axes.pixels, axes.labels, axes.channels
+        ((40, 50), 0, 2)
     """
     ways = possible_axes(image, unary, what, labels_axis, channel_axis)
     if len(ways) == 1:
@@ -128,38 +223,6 @@ def find_axes(
         f"{shapes} don't match; expected (*pixels, labels) or (labels, *pixels), the image's "
         f"pixels, and at most {MAX_DIMENSIONS} axes and channels"
     )
-
-
-def possible_axes(
-    image: Pixels | None,
-    unary: Pixels,
-    what: str,
-    labels_axis: int | str,
-    channel_axis: int | str | None,
-) -> list[Axes]:
-    """All ways to read the two shapes; see `find_axes`."""
-    if unary.ndim < 2:
-        raise InputError(
-            f"{what} of shape {unary.shape}, expected an axis of labels beside the pixels"
-        )
-    ways: list[Axes] = []
-    for a in axis_candidates(labels_axis, unary.ndim, "labels_axis"):
-        pixels = unary.shape[:a] + unary.shape[a + 1 :]
-        if image is None:
-            ways.append(Axes(pixels, a, None))
-        elif channel_axis is None or (channel_axis == "auto" and image.ndim < unary.ndim):
-            ways += [Axes(pixels, a, None)] * (image.shape == pixels)
-        else:
-            for c in axis_candidates(channel_axis, image.ndim, "channel_axis"):
-                # more channels than a filter takes can only be pixels
-                few = image.shape[c] <= MAX_DIMENSIONS - len(pixels) or channel_axis != "auto"
-                rest = image.shape[:c] + image.shape[c + 1 :]
-                ways += [Axes(pixels, a, c)] * (rest == pixels and few)
-    if what == "probabilities" and len({way.labels for way in ways}) > 1:
-        # shapes leave it open: probabilities sum to 1 along one axis only
-        right = [way for way in ways if sums_to_one(unary, way.labels)]
-        ways = right or ways
-    return ways
 
 
 def axis_candidates(axis: int | str | None, ndim: int, option: str) -> list[int]:
@@ -178,6 +241,55 @@ def sums_to_one(values: Pixels, axis: int) -> bool:
     with np.errstate(over="ignore", invalid="ignore"):
         sums = values.sum(axis=axis, dtype=np.float64)
         return bool((np.abs(sums - 1) <= TOLERANCE).all())
+
+
+# ---- smaller maps ----
+
+
+def is_reduced(small: Sequence[int], full: Sequence[int]) -> bool:
+    """Whether sizes are smaller along every axis, by the same factor up to one pixel.
+
+    Example:
+        >>> is_reduced((47, 63), (375, 500)), is_reduced((47, 47), (375, 500))
+        (True, False)
+    """
+    if len(small) != len(full) or not all(0 < s < f for s, f in zip(small, full, strict=True)):
+        return False
+    lowest = max((s - 1) / f for s, f in zip(small, full, strict=True))
+    return lowest <= min((s + 1) / f for s, f in zip(small, full, strict=True))
+
+
+def resize_linear(values: Pixels, sizes: Sequence[int], axes: Sequence[int]) -> Pixels:
+    """Linear interpolation along some axes (bilinear for two), between the centers of pixels.
+
+    Pixel k of n covers the interval from k/n to (k + 1)/n of an axis; beyond the outermost centers
+    the values are constant. This is what torch calls ``align_corners=False``.
+
+    Args:
+        values: Real numbers.
+        sizes: The new size of each of these axes.
+        axes: Which axes.
+
+    Returns:
+        A new array, float32 or float64.
+
+    Example:
+        >>> resize_linear(np.array([0.0, 1.0]), [4], [0]).tolist()
+        [0.0, 0.25, 0.75, 1.0]
+    """
+    out = values
+    if values.dtype.kind != "f" or values.dtype.itemsize < 4:
+        out = values.astype(np.float32)
+    for new, axis in zip(sizes, axes, strict=True):
+        old = out.shape[axis]
+        at = np.clip((np.arange(new) + 0.5) * (old / new) - 0.5, 0, old - 1)
+        left = np.floor(at).astype(np.int64)
+        shape = [1] * out.ndim
+        shape[axis] = new
+        weight = (at - left).astype(out.dtype).reshape(shape)
+        right = np.minimum(left + 1, old - 1)
+        out = np.take(out, left, axis) * (1 - weight) + np.take(out, right, axis) * weight
+    return out
 
 
 # ---- unaries ----
@@ -299,23 +411,18 @@ def mask_rows(
     foreground = out[:, 1]
     bad = ~((foreground >= 0) & (foreground <= 1))
     if bad.any():
-        at = int(bad.argmax())
+        at, top = int(bad.argmax()), foreground.max()
+        remedy = "if these are scores of a network, pass logits="
+        if top in (255, 65535) and ((foreground == 0) | (foreground == top)).all():
+            remedy = f"pass mask / {top:g}"
+        elif foreground.min() >= 0 and (foreground == np.rint(foreground)).all():
+            remedy = "a map of labels goes to DenseCRF.from_labels(image, labels)"
         raise InputError(
             f"the mask holds {foreground[at]:g} at pixel {place(pixels, at)}, expected "
-            f"probabilities of foreground, 0 to 1; {_remedy_for_mask(foreground)}"
+            f"probabilities of foreground, 0 to 1; {remedy}"
         )
     np.subtract(1, foreground, out=out[:, 0])
     return out
-
-
-def _remedy_for_mask(values: NDArray[np.float32]) -> str:
-    """What to pass instead of numbers that aren't all within 0 and 1."""
-    top = values.max()
-    if top in (255, 65535) and ((values == 0) | (values == top)).all():
-        return f"pass mask / {top:g}"
-    if values.min() >= 0 and (values == np.rint(values)).all():
-        return "a map of labels goes to DenseCRF.from_labels(image, labels)"
-    return "if these are scores of a network, pass logits="
 
 
 # ---- features ----

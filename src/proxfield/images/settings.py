@@ -12,12 +12,13 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import ArrayLike
 
-from proxfield.core.common.arrays import Array
+from proxfield.core.common.arrays import Array, Doubles
 from proxfield.core.common.records import Record
 from proxfield.core.filters.points import PixelPoints
 from proxfield.core.terms.gaussian import Gaussian
 from proxfield.errors import InputError, shown
 from proxfield.images.known import check_confidence
+from proxfield.images.pixels import widths
 from proxfield.io.files import Target, atomic_write, display_name, read_bytes
 
 if sys.version_info >= (3, 11):
@@ -200,6 +201,16 @@ class DenseSettings:
         """The weight of a term ("spatial" or "bilateral")."""
         return float(getattr(self, f"{kind}_weight"))
 
+    def kinds(self, colored: bool) -> list[str]:
+        """The terms that there are: those of a weight that isn't 0, the bilateral with an image."""
+        kinds = TERM_SETTINGS if colored else ("spatial",)
+        return [kind for kind in kinds if getattr(self, f"{kind}_weight") != 0]
+
+    def sigmas(self, kind: str, n_axes: int) -> Doubles:
+        """Standard deviations of a term's positions, one per axis.  # (n_axes,)"""
+        name = f"{kind}_sigma"
+        return widths(getattr(self, name), n_axes, name, "axis")
+
     def kernel(self, kind: str) -> str:
         """All that the matrix of a term depends on, beside the image; as a key."""
         names = [*TERM_SETTINGS[kind][:-1], "filter", *MODEL_SETTINGS]
@@ -296,8 +307,11 @@ def _are_numbers(x: object) -> bool:
     return isinstance(x, list) and bool(x) and all(map(_is_number, x))
 
 
-def _is_table(x: object) -> bool:
-    return isinstance(x, list) and all(_are_numbers(row) and len(row) == len(x) for row in x)
+def _is_compatibility(x: object) -> bool:
+    if x == "potts" or _are_numbers(x):
+        return True
+    rows = x if isinstance(x, list) else []
+    return bool(rows) and all(_are_numbers(row) and len(row) == len(rows) for row in rows)
 
 
 LENGTHS = (lambda x: _is_number(x) or _are_numbers(x)), "a number, or several"
@@ -309,7 +323,7 @@ EXPECTED: dict[str, tuple[Callable[[object], bool], str]] = {
     "normalization": (lambda x: isinstance(x, str), "none, before, after or symmetric"),
     "self_message": (lambda x: isinstance(x, bool), "true or false"),
     "compatibility": (
-        lambda x: x == "potts" or _are_numbers(x) or (bool(x) and _is_table(x)),
+        _is_compatibility,
         '"potts", a number per label, or a square table of them',
     ),
 }

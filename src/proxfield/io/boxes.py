@@ -15,8 +15,7 @@ from proxfield.core.common.checks import is_exact, is_real
 from proxfield.core.common.records import Record
 from proxfield.errors import InputError, shown
 from proxfield.io.files import Target, decode_text, parse_json, read_bytes
-from proxfield.io.masks import Size, check_scale, check_sizes, fill_boxes
-from proxfield.io.patterns import fields, fill
+from proxfield.io.masks import Size, check_scale, check_sizes, fields, fill, fill_boxes
 
 COLUMNS = ("camera", "frame", "left", "top", "right", "bottom")
 MIN_SCORE = 0.5
@@ -120,23 +119,19 @@ def read_boxes(path: Target, cameras: tuple[str, ...]) -> dict[str, Found]:
     # a frame without boxes isn't in a list of boxes: there a camera has seen nobody
     known: Iterable[int] = {frame for frames in found.values() for frame in frames}
     if not any(complete for _, complete in parts):  # nor is one where no camera has seen anybody
-        known = _span(min(known), max(known), str(path))
+        first, last = min(known), max(known)
+        if last - first >= MOST_FRAMES:
+            raise InputError(
+                f"has frames {first} to {last}, expected at most {MOST_FRAMES} from the first to "
+                "the last: frames are numbered one by one",
+                path=str(path),
+            )
+        known = range(first, last + 1)
     for part, complete in parts:
         for frames in part.values():
             for frame in () if complete else known:
                 frames.setdefault(frame, [])
     return {camera: found[camera] for camera in cameras}
-
-
-def _span(first: int, last: int, name: str) -> range:
-    """All frames between two."""
-    if last - first >= MOST_FRAMES:
-        raise InputError(
-            f"has frames {first} to {last}, expected at most {MOST_FRAMES} from the first to the "
-            "last: frames are numbered one by one",
-            path=name,
-        )
-    return range(first, last + 1)
 
 
 def _read_file(path: str, camera: str | None) -> tuple[dict[str, Found], bool]:
@@ -181,19 +176,12 @@ def _from_csv(text: str, name: str, camera: str | None) -> dict[str, Found]:
         try:
             row = [float(item[key]) for key in COLUMNS[2:]]
             score = (item.get("score") or "").strip()
+            row.append(float(score) if score else 1.0)
             frame = float(item["frame"])
             who = (item.get("camera") or camera or "").strip()
-            _add(
-                out,
-                who,
-                frame,
-                [*row, float(score) if score else 1.0],
-                InputError("the box", path=name, line=line),
-            )
-        except (TypeError, ValueError) as error:
-            if isinstance(error, InputError):
-                raise
+        except (TypeError, ValueError):
             raise InputError("has something that isn't a number", path=name, line=line) from None
+        _add(out, who, frame, row, InputError("the box", path=name, line=line))
     if not out:
         raise InputError("has no boxes", path=name)
     return out
@@ -208,7 +196,7 @@ def _from_frames(content: Record, name: str) -> Found:
     lists = [frames, boxes] if scores is None else [frames, boxes, scores]
     if not all(isinstance(v, list) and len(v) == len(boxes) for v in lists):
         raise InputError("idxs, bboxes and scores must be lists of the same length", path=name)
-    out: dict[str, Found] = {"": {}}
+    out: Found = {}
     for k, (frame, some) in enumerate(zip(frames, boxes, strict=True)):
         if not isinstance(some, list):
             raise InputError(f"frame {shown(frame)} has no list of boxes", path=name)
@@ -217,11 +205,11 @@ def _from_frames(content: Record, name: str) -> Found:
             raise InputError(f"frame {shown(frame)} has another number of scores", path=name)
         if not is_exact(frame):
             raise InputError(f"frame {shown(frame)}, expected a whole number up to 2^53", path=name)
-        out[""].setdefault(int(frame), [])
+        out.setdefault(int(frame), [])
         for box, score in zip(some, rates, strict=True):
             row = [*box, score] if isinstance(box, list) else [box]
-            _add(out, "", frame, row, InputError(f"a box of frame {frame}", path=name))
-    return out[""]
+            _add({"": out}, "", frame, row, InputError(f"a box of frame {frame}", path=name))
+    return out
 
 
 def _add(

@@ -80,7 +80,9 @@ def stem(path: Target) -> str:
 
 
 @contextlib.contextmanager
-def naming_damage(name: str | None, what: str = "array file") -> Iterator[None]:
+def naming_damage(
+    name: str | None, what: str = "array file", *passed: type[Exception]
+) -> Iterator[None]:
     """Raise `InputError` for whatever goes wrong while a library reads a file.
 
     For a damaged file, numpy, zipfile, zlib, Pillow and others raise a dozen kinds of errors,
@@ -89,6 +91,7 @@ def naming_damage(name: str | None, what: str = "array file") -> Iterator[None]:
     Args:
         name: The file's name in messages; None if the caller adds it.
         what: What kind of file it is, for messages.
+        *passed: Errors that the caller handles.
 
     Example:
         >>> with naming_damage("x.npy"):
@@ -99,7 +102,7 @@ file), expected a whole file
     """
     try:
         yield
-    except ProxfieldError:
+    except (ProxfieldError, *passed):
         raise
     except FileNotFoundError:
         raise InputError("no such file, expected an existing file", path=name) from None
@@ -289,6 +292,19 @@ def _write_all(fd: int, data: bytes) -> None:
             os.fsync(stream.fileno())
 
 
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A new name beside a path; what is written there gets that path when the block ends."""
+    aside = path.parent / f".proxfield-{secrets.token_hex(8)}.tmp"
+    try:
+        yield aside
+        aside.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+        raise
+
+
 def _replace(path: str, data: bytes) -> None:
     """Write aside in the folder of the (resolved) path, then rename over it."""
     # A symbolic link stays a link: the file it points to is replaced.
@@ -304,19 +320,12 @@ def _replace(path: str, data: bytes) -> None:
         if not os.access(real, os.W_OK):
             raise PermissionError
         old_mode = stat.S_IMODE(status.st_mode)
-    aside = real.parent / f".proxfield-{secrets.token_hex(8)}.tmp"
     # Mode 0666 less the umask, as open() would give; mkstemp's 0600 would shut others out.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-    fd = os.open(aside, flags, 0o666)
-    try:
-        _write_all(fd, data)
+    with replacing(real) as aside:
+        _write_all(os.open(aside, flags, 0o666), data)
         if old_mode is not None:
             aside.chmod(old_mode)
-        aside.replace(real)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            aside.unlink()
-        raise
 
 
 def atomic_write(path: Target, data: bytes | str) -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import os
 import zipfile
+from functools import partial
 from io import BytesIO
 from os import SEEK_END, PathLike
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import numpy as np
 
-from proxfield.core.common.arrays import Dtype, Pixels
+from proxfield.core.common.arrays import Pixels
 from proxfield.errors import InputError
 from proxfield.io.files import display_name, naming_damage
 from proxfield.io.windows import FileSliced, NewFile, Output, Window, writing_to
@@ -137,29 +138,15 @@ def compact(values: Pixels, top: int | None = None) -> Pixels:
 # ---- windows ----
 
 
-class Mapped(FileSliced):
-    """An array in a file, mapped for each window anew: what was read doesn't stay in memory."""
-
-    def __init__(
-        self, path: Path, shape: tuple[int, ...], dtype: Dtype, offset: int = 0, order: Any = "C"
-    ) -> None:
-        super().__init__(path)
-        self.shape, self.dtype, self.offset, self.order = shape, dtype, offset, order
-
-    def read(self, window: Window) -> Pixels:
-        with naming_damage(self.name):
-            there: Any = np.memmap(self.path, self.dtype, "r", self.offset, self.shape, self.order)
-            return np.array(there[window])
-
-
-def mapped(array: Pixels, path: Path) -> Mapped:
+def mapped(array: Pixels, path: Path) -> FileSliced:
     """An array that was mapped from a file, so that each window is mapped anew."""
     if not isinstance(array, np.memmap):  # empty
         raise InputError(
             f"holds an array of shape {array.shape}, expected pixels", path=display_name(path)
         )
-    order = "C" if array.flags.c_contiguous else "F"
-    return Mapped(path, array.shape, array.dtype, int(array.offset), order)
+    order: Literal["C", "F"] = "C" if array.flags.c_contiguous else "F"
+    place = (path, array.dtype, "r", int(array.offset), array.shape, order)
+    return FileSliced(path, partial(np.memmap, *place))
 
 
 class NpyOutput(Output):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,16 +21,18 @@ from proxfield.errors import InputError, shown
 from proxfield.io.files import Source, Target, atomic_write, display_name, read_bytes
 from proxfield.io.tokens import Tokens
 
-SETTINGS = {
-    "PRIOR": ("prior", float),
-    "SIGMA_IMAGE_DENSITY": ("variance", float),
-    "SMOOTHING_COEFFICIENT": ("smoothing", float),
-    "MAX_NB_SOLVER_ITERATIONS": ("max_iters", int),
-    "ERROR_MAX": ("tol", float),
-    "NB_STABLE_ERROR_FOR_CONVERGENCE": ("n_stable", int),
-    "PROBA_IGNORED": ("ignored", float),
+Fits = tuple[str, Callable[[float], bool]] | None
+SHARE: Fits = ("a probability", lambda x: 0 <= x <= 1)
+SETTINGS: dict[str, tuple[str, Fits]] = {
+    "PRIOR": ("prior", ("a probability above 0 and below 1", lambda x: 0 < x < 1)),
+    "SIGMA_IMAGE_DENSITY": ("variance", ("a number above 0", lambda x: 0 < x < math.inf)),
+    "SMOOTHING_COEFFICIENT": ("smoothing", SHARE),
+    "MAX_NB_SOLVER_ITERATIONS": ("max_iters", None),
+    "ERROR_MAX": ("tol", ("a number above 0", lambda x: 0 <= x < math.inf)),
+    "NB_STABLE_ERROR_FOR_CONVERGENCE": ("n_stable", None),
+    "PROBA_IGNORED": ("ignored", SHARE),
 }
-"""Keywords with one number: the attribute, and whether it is a whole number."""
+"""Keywords with one number: the attribute, and what it has to be (None: a whole number)."""
 FORMATS = {
     "INPUT_VIEW_FORMAT": "input_format",
     "RESULT_FORMAT": "result_format",
@@ -191,8 +193,17 @@ class _Reader:
         if key in FORMATS:
             self.formats[FORMATS[key]] = values[0]
         elif key in SETTINGS:
-            attribute, kind = SETTINGS[key]
-            self.settings[attribute] = self._setting(key, values[0], kind is int, line)
+            attribute, fits = SETTINGS[key]
+            if fits is None:
+                self.settings[attribute] = self._whole(key, values[0], 1, line)
+                return
+            try:
+                value = float(values[0])
+            except ValueError:
+                value = math.nan
+            if not fits[1](value):
+                raise self.error(f"{key} is {shown(values[0])}, expected {fits[0]}", line)
+            self.settings[attribute] = value
         elif key == "PROCESS":
             first = self._whole(key, values[0], 0, line)
             count = self._whole(key, values[1], 0, line, MAX_FRAMES)
@@ -230,24 +241,6 @@ class _Reader:
             raise self.error(
                 f"{key} has {shown(word)}, expected a whole number, {least} to {most}", line
             )
-        return value
-
-    def _setting(self, key: str, word: str, whole: bool, line: int) -> float | int:
-        if whole:
-            return self._whole(key, word, 1, line)
-        try:
-            value = float(word)
-        except ValueError:
-            value = math.nan
-        most = math.inf if key in ("SIGMA_IMAGE_DENSITY", "ERROR_MAX") else 1.0
-        inside = 0 < value < 1 if key == "PRIOR" else 0 <= value <= most and value < math.inf
-        if key == "SIGMA_IMAGE_DENSITY":
-            inside = inside and value > 0
-        if not inside:
-            expected = "a number above 0" if most == math.inf else "a probability"
-            if key == "PRIOR":
-                expected = "a probability above 0 and below 1"
-            raise self.error(f"{key} is {shown(word)}, expected {expected}", line)
         return value
 
     def read(self, size: tuple[int, int] | None, clip: bool, folder: Path) -> PomFile:

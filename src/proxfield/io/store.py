@@ -80,8 +80,15 @@ def save_result(result: Result, path: Target, with_field: bool = True) -> None:
         known = list(dict.fromkeys(members))
         place = {member: k for k, member in enumerate(known)}
         arrays["trace/member"] = np.array([place[m] for m in members], dtype=np.int64)
-    if result.modes:
-        _describe_modes(result, arrays)
+    if result.modes:  # their weights follow from F
+        arrays["modes/q"] = np.stack([mode.q for mode in result.modes])
+        arrays["modes/free_energy"] = np.array([mode.free_energy for mode in result.modes])
+        clamps = [
+            (k, clamp.variable, clamp.label, int(clamp.held))
+            for k, mode in enumerate(result.modes)
+            for clamp in mode.clamps
+        ]
+        arrays["modes/clamps"] = np.array(clamps, dtype=np.int64).reshape(-1, 4)
     about = {
         "status": result.status.name,
         "iterations": int(result.iterations),
@@ -92,18 +99,6 @@ def save_result(result: Result, path: Target, with_field: bool = True) -> None:
         **({} if whole else {"bounds_log_z": bool(result.bounds_log_z)}),
     }
     _write(path, type(result).__name__, {"field": field, "result": about}, arrays)
-
-
-def _describe_modes(result: Result, arrays: Arrays) -> None:
-    """Add the arrays of a mixture; its weights follow from F."""
-    arrays["modes/q"] = np.stack([mode.q for mode in result.modes])
-    arrays["modes/free_energy"] = np.array([mode.free_energy for mode in result.modes])
-    clamps = [
-        (k, clamp.variable, clamp.label, int(clamp.held))
-        for k, mode in enumerate(result.modes)
-        for clamp in mode.clamps
-    ]
-    arrays["modes/clamps"] = np.array(clamps, dtype=np.int64).reshape(-1, 4)
 
 
 def _read_modes(field: Field, archive: _Archive) -> tuple[Mode, ...]:
@@ -280,11 +275,6 @@ def _class(name: str, base: type[Field | Result]) -> Any:
     return cls
 
 
-def _damage(error: Exception) -> str:
-    reason = " ".join(str(error).split())
-    return f"the file is damaged or cut short ({type(error).__name__}: {reason})"
-
-
 class _Archive:
     """Arrays by name."""
 
@@ -325,7 +315,8 @@ def _opened(
     except ProxfieldError:
         raise
     except DAMAGE as error:
-        raise InputError(_damage(error), path=path) from None
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise InputError(f"the file is damaged or cut short ({reason})", path=path) from None
 
 
 def _read_header(archive: _Archive, wanted: type[Field | Result]) -> Record:
