@@ -16,10 +16,10 @@ from proxfield.core.common.arrays import Array, Doubles
 from proxfield.core.common.records import Record
 from proxfield.core.filters.points import PixelPoints
 from proxfield.core.terms.gaussian import Gaussian
-from proxfield.errors import InputError, shown
+from proxfield.errors import InputError, reason, shown
 from proxfield.images.known import check_confidence
 from proxfield.images.pixels import widths
-from proxfield.io.files import Target, atomic_write, display_name, read_bytes
+from proxfield.io.files import Target, atomic_write, naming, read_bytes
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -281,22 +281,18 @@ def read_config(
     if isinstance(config, DenseSettings):
         return config
     data, name = read_bytes(config)
-    try:
-        held: Record = tomllib.loads(data.decode("utf-8"))
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        reason = " ".join(str(error).split())
-        raise InputError(
-            f"is no TOML ({reason}), expected settings of a dense CRF", path=name
-        ) from None
-    held.pop(ABOUT, None)
-    for key, value in held.items():
-        fits, expected = EXPECTED.get(key, (_is_number, "a number"))
-        if key in NAMES and not fits(value):
-            raise InputError(f"{key} = {value!r}, expected {expected}", path=name)
-    try:
+    with naming(name):
+        try:
+            held: Record = tomllib.loads(data.decode("utf-8"))
+        except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            what = f"is no TOML ({reason(error)}), expected settings of a dense CRF"
+            raise InputError(what) from None
+        held.pop(ABOUT, None)
+        for key, value in held.items():
+            fits, expected = EXPECTED.get(key, (_is_number, "a number"))
+            if key in NAMES and not fits(value):
+                raise InputError(f"{key} = {value!r}, expected {expected}")
         return DenseSettings.of(held)
-    except InputError as error:
-        raise InputError(error.message, path=name) from None
 
 
 def _is_number(x: object) -> bool:
@@ -372,8 +368,6 @@ def write_config(
         settings: Settings, the name of a preset, or some settings by name.
         header: Lines for the top, as comments.
     """
-    try:
+    with naming(path):
         chosen = DenseSettings.of(settings)
-    except InputError as error:
-        raise InputError(error.message, path=display_name(path)) from None
     atomic_write(path, config_text(chosen, {}, header))

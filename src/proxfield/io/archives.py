@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bz2
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from lzma import FORMAT_XZ, LZMADecompressor, LZMAError
 from typing import Any
@@ -17,7 +17,7 @@ from proxfield.core.common.memory import human_bytes
 from proxfield.errors import InputError, reason
 
 CHUNK = 1 << 20
-"""Bytes read at a time."""
+"""Bytes read, and bytes decompressed, at a time."""
 MAX_BYTES = 4 << 30
 """Default limit on the content of any file, compressed or not."""
 WHOLE = 256 << 20
@@ -29,8 +29,6 @@ MAX_RATIO = 250
 XZ_MEMORY = 256 << 20
 """Memory of the xz decoder: its dictionary is as large as the file says (65 MiB for xz -9)."""
 
-STEP = 1 << 12
-"""Bytes of an archive decompressed at a time: of the worst ones they unpack to some 80 MB."""
 KINDS: dict[str, tuple[str, bytes, Callable[[], Any]]] = {
     "gzip": (".gz", b"\x1f\x8b", lambda: zlib.decompressobj(wbits=31)),  # checks the checksum
     "xz": (".xz", b"\xfd7zXZ\x00", lambda: LZMADecompressor(FORMAT_XZ, memlimit=XZ_MEMORY)),
@@ -113,24 +111,27 @@ def _kind(head: bytes, name: str) -> str | None:
     return None
 
 
-def _decompressed(kind: str, packed: Iterable[bytes]) -> Iterator[bytes]:
+def _decompressed(kind: str, packed: Iterator[bytes]) -> Iterator[bytes]:
     """Pieces of the streams of an archive, one stream after the other."""
     _, magic, new_decoder = KINDS[kind]
-    steps = (some[k : k + STEP] for some in packed for k in range(0, len(some), STEP))
-    data = next(steps)
+    data = next(packed)
     while data.startswith(magic):
         decoder = new_decoder()
         while True:
-            if piece := decoder.decompress(data):
+            if piece := decoder.decompress(data, CHUNK):
                 yield piece
             if decoder.eof:
                 break
-            if not (data := next(steps, b"")):
-                raise EOFError("the end of the stream is missing")
+            # zlib hands back what it had no room for, the others keep it
+            data = getattr(decoder, "unconsumed_tail", b"")
+            if not data and getattr(decoder, "needs_input", True):
+                data = next(packed, b"")
+                if not data:
+                    raise EOFError("the end of the stream is missing")
         data = decoder.unused_data
         while True:  # streams may be padded with zeros
             data = data.lstrip(b"\0") if kind != "bzip2" else data
-            if len(data) >= len(magic) or not (more := next(steps, b"")):
+            if len(data) >= len(magic) or not (more := next(packed, b"")):
                 break
             data += more
     if data and kind == "gzip":

@@ -80,6 +80,24 @@ def stem(path: Target) -> str:
 
 
 @contextlib.contextmanager
+def naming(path: Target) -> Iterator[None]:
+    """Add the name of a file to an `InputError` that names none.
+
+    Example:
+        >>> with naming("x.npy"):
+        ...     raise InputError("holds no array")
+        Traceback (most recent call last):
+        proxfield.errors.InputError: x.npy: holds no array
+    """
+    try:
+        yield
+    except InputError as error:
+        if error.path is not None:
+            raise
+        raise InputError(error.message, path=display_name(path), line=error.line) from None
+
+
+@contextlib.contextmanager
 def naming_damage(
     name: str | None, what: str = "array file", *passed: type[Exception]
 ) -> Iterator[None]:

@@ -21,7 +21,7 @@ from proxfield.core.common.checks import whole_numbers
 from proxfield.core.common.extras import import_extra
 from proxfield.core.common.records import Record
 from proxfield.errors import InputError, shown
-from proxfield.io.files import Target, atomic_write, display_name, naming_damage, read_bytes
+from proxfield.io.files import Target, atomic_write, display_name, naming, naming_damage, read_bytes
 from proxfield.io.npy import compact, load_array
 from proxfield.io.tiff import GEO_REMEDY, has_deep_color, has_rasterio, read_geotiff
 
@@ -213,13 +213,11 @@ def read_labels(path: Target) -> tuple[Pixels, list[int] | None]:
 
 def as_labels(values: Pixels, name: str) -> Pixels:
     """Labels as whole numbers; floats only if they are whole."""
-    if values.dtype.kind == "f" and (values == np.rint(values)).all():
-        try:
+    with naming(name):
+        if values.dtype.kind == "f" and (values == np.rint(values)).all():
             values = whole_numbers(values, "labels")
-        except InputError as error:
-            raise InputError(error.message, path=name) from None
-    if values.dtype.kind not in "iub":
-        raise InputError(f"holds {values.dtype}, expected labels as whole numbers", path=name)
+        if values.dtype.kind not in "iub":
+            raise InputError(f"holds {values.dtype}, expected labels as whole numbers")
     return values
 
 

@@ -26,7 +26,15 @@ from proxfield.core.common.records import Record
 from proxfield.core.terms.base import as_indices
 from proxfield.core.terms.saving import make_term, term_arrays
 from proxfield.errors import InputError, ProxfieldError, shown
-from proxfield.io.files import Source, Target, atomic_write, display_name, naming_damage, read_bytes
+from proxfield.io.files import (
+    Source,
+    Target,
+    atomic_write,
+    display_name,
+    naming,
+    naming_damage,
+    read_bytes,
+)
 from proxfield.io.npy import read_member
 from proxfield.mixture import Clamp, Mode, make_modes
 
@@ -304,19 +312,18 @@ def _opened(
         raise InputError(
             f"isn't a file that {wanted.__name__}.save wrote, expected an npz archive", path=path
         )
-    try:
-        archive = _Archive(data)
-        check_memory(archive.size, f"reading {path}")
-        header = _read_header(archive, wanted)
-        archive.holds = header["holds"]
-        yield _class(header["holds"], wanted), header, archive
-    except InputError as error:
-        raise InputError(error.message, path=path) from None
-    except ProxfieldError:
-        raise
-    except DAMAGE as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise InputError(f"the file is damaged or cut short ({reason})", path=path) from None
+    with naming(path):
+        try:
+            archive = _Archive(data)
+            check_memory(archive.size, f"reading {path}")
+            header = _read_header(archive, wanted)
+            archive.holds = header["holds"]
+            yield _class(header["holds"], wanted), header, archive
+        except ProxfieldError:
+            raise
+        except DAMAGE as error:
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise InputError(f"the file is damaged or cut short ({reason})") from None
 
 
 def _read_header(archive: _Archive, wanted: type[Field | Result]) -> Record:
