@@ -214,6 +214,6 @@ def test_a_worker_without_the_extra(files: Path, cluster: Any) -> None:
 def test_a_folder_that_workers_do_not_share(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from proxfield.images import tiles as module
 
-    monkeypatch.setattr(module, "_store", lambda path, values: None)  # as if elsewhere
+    monkeypatch.setattr(module, "store_array", lambda path, values: None)  # as if elsewhere
     with pytest.raises(pf.InputError, match="expected a folder that all workers share"):
         tiles("out.npy")

@@ -14,9 +14,8 @@ from proxfield.core.common.arrays import Array
 from proxfield.core.common.records import Record
 from proxfield.core.jobs import check_jobs, run_jobs, slots_of, threads_per_item
 from proxfield.errors import InputError, InputWarning, shown
-from proxfield.images.arrays import ArrayKind, to_host
 from proxfield.images.densecrf import DenseCRF, divided
-from proxfield.images.inputs import confidence_note
+from proxfield.images.inputs import ArrayKind, confidence_note, to_host
 from proxfield.images.known import CONFIDENCE
 from proxfield.images.settings import DenseSettings
 

@@ -27,22 +27,23 @@ from proxfield.core.terms.cooccurrence import Cooccurrence
 from proxfield.core.terms.unary import Unary
 from proxfield.errors import InputError, InputWarning, cut_middle, refuse_keywords, shown
 from proxfield.field import LONGEST_KINDS, Field
-from proxfield.images.arrays import ArrayKind, to_host
 from proxfield.images.cooccurrence import CooccurrenceStatistics
 from proxfield.images.dense_result import DenseResult, unchanged_note
 from proxfield.images.inputs import (
     READING,
+    ArrayKind,
     Form,
     Reading,
     as_rows,
     confidence_note,
+    fix_labels,
     read_inputs,
+    to_host,
 )
 from proxfield.images.known import (
     CONFIDENCE,
     check_confidence,
     find_ignored,
-    fix_labels,
     flags_of,
     runs_of,
 )
@@ -202,7 +203,7 @@ class DenseCRF(Field):
             sigma = settings.sigmas(kind, len(self.pixels))
             channels = color = None
             if kind == "bilateral" and read.image is not None:
-                channels = channels_last(read.image, read.axes)
+                channels = channels_last(read.image, read.axes.channels)
                 colors = color_bandwidth(read.image, settings.bilateral_color, settings.color_range)
                 color = widths(colors, channels.shape[-1], "bilateral_color", "channel")
             points = PixelPoints(self.pixels, scale / sigma, channels, color, first)

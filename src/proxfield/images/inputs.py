@@ -6,8 +6,9 @@ energies with what is needed to give results the form of that array.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import sys
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from os import PathLike
 from typing import TYPE_CHECKING, TypedDict
 
@@ -16,33 +17,20 @@ from numpy.typing import ArrayLike, NDArray
 
 from proxfield.core.common.arrays import Array, Pixels
 from proxfield.core.common.logs import log
-from proxfield.core.filters.plan import MAX_DIMENSIONS
 from proxfield.errors import InputError, shown
-from proxfield.images.arrays import ArrayKind, named_axes, to_host
-from proxfield.images.known import CONFIDENCE, are_labels, as_confident, check_confidence
+from proxfield.images.axes import FLAT, Axes, AxisReader, resize_linear
+from proxfield.images.known import CONFIDENCE, NO_STROKE, are_labels, as_confident, check_confidence
 from proxfield.images.pixels import (
-    Axes,
-    axis_candidates,
-    find_axes,
     into_energies,
-    is_reduced,
     logits_into_energies,
     mask_rows,
     numbers,
-    possible_axes,
-    readings,
-    reduced_axes,
-    resize_linear,
     rows,
-    sums_to_one,
 )
 from proxfield.io.images import pillow_pixels
 
 if TYPE_CHECKING:
     from proxfield.images.settings import DenseSettings
-
-FLAT = 2
-"""Axes of a flat image."""
 
 
 @dataclass(frozen=True)
@@ -139,14 +127,15 @@ def read_inputs(
         channel_axis = named[1] if channel_axis == "auto" else channel_axis
     lengths = [np.size(option) for option in per_axis if np.ndim(option) == 1]
     n_axes = lengths[0] if lengths else None
-    first = _first_axis(picture, values, what, labels_axis, options["batch"], n_axes)
+    reader = AxisReader(picture, values, what, labels_axis, channel_axis)
+    first = reader.counts_images(options["batch"], n_axes)
     if first:
         labels_axis = _shifted(labels_axis, values.ndim)
         values = values[0]
         if picture is not None and picture.ndim > FLAT and len(picture) == 1:
             channel_axis = _shifted(channel_axis, picture.ndim)
             picture = picture[0]
-    axes = _read(picture, values, what, labels_axis, channel_axis)
+    axes = AxisReader(picture, values, what, labels_axis, channel_axis).read()
     axis, pixels = None if axes.mask else axes.labels, axes.pixels
     assumed = None
     if (
@@ -162,14 +151,17 @@ def read_inputs(
         form = "%s of %s pixels are enlarged to %s, by linear interpolation"
         log.info(form, what, *sizes)
         values = resize_linear(values, pixels, along)
+    clip = options["clip"]
+    if what != "energies" and not 0 <= clip < 1:
+        raise InputError(f"clip={shown(clip)}, expected 0 or more and less than 1")
     if axis is None:
         table = mask_rows(values, pixels, logits=what == "logits")
     else:
         table = rows(values, axis, fresh=what != "energies")
     if what == "logits":
-        logits_into_energies(table, pixels, options["clip"])
+        logits_into_energies(table, pixels, clip)
     elif what == "probabilities":
-        into_energies(table, pixels, options["clip"], options["normalize"] and not axes.mask)
+        into_energies(table, pixels, clip, options["normalize"] and not axes.mask)
     form = Form(pixels, axis, (1,) * first + values.shape)
     return DenseInputs(table, picture, axes, form, original, assumed)
 
@@ -213,115 +205,34 @@ def _shifted(axis: int | str | None, ndim: int) -> int | str | None:
     return axis - 1 if 0 < axis < ndim else axis
 
 
-# ---- batches ----
+def fix_labels(
+    table: NDArray[np.float32], scribbles: Array, pixels: tuple[int, ...]
+) -> NDArray[np.float32]:
+    """Energies with some pixels fixed to a label: all others are impossible there.
 
-
-def _first_axis(
-    image: Pixels | None,
-    values: Pixels,
-    what: str,
-    labels_axis: int | str | None,
-    batch: bool | None,
-    n_axes: int | None,
-) -> bool:
-    """Whether the first axis counts images, and there is one; several are refused."""
-    if batch not in (None, True, False):
-        raise InputError(f"batch={shown(batch)}, expected True, False or None")
-    if batch is False or (n_axes is not None and n_axes > FLAT and batch is None):
-        return False
-    count = len(values)
-    if batch is None:
-        if values.ndim != FLAT + 2 or not _reads_as_batch(image, values, what, labels_axis):
-            return False
-        if count > 1:
-            raise InputError(
-                f"{what} of shape {values.shape} may be a batch of {count} images or a volume; "
-                "refine_batch(…) refines a batch, batch=False reads a volume"
-            )
-        return True
-    if count > 1:
-        raise InputError(f"a DenseCRF holds one image, not a batch of {count}; use refine_batch(…)")
-    return True
-
-
-def _reads_as_batch(
-    image: Pixels | None, values: Pixels, what: str, labels_axis: int | str | None
-) -> bool:
-    """Whether four axes can be those of flat images, with labels in the second or the last."""
-    count = len(values)
-    if labels_axis == "auto":
-        candidates = [1, 3]
-    elif labels_axis is None:
-        return False
-    else:
-        candidates = [a for a in axis_candidates(labels_axis, 4, "labels_axis") if a in (1, 3)]
-    right = [a for a in candidates if what == "probabilities" and sums_to_one(values, a)]
-    if what == "probabilities" and labels_axis == "auto" and sums_to_one(values, 0) and not right:
-        return False  # labels first: a volume
-    for a in right or candidates:
-        pixels = tuple(n for k, n in enumerate(values.shape) if k not in (0, a))
-        if image is None:
-            return True
-        shapes = {(count, *pixels), *([pixels] if count == 1 else [])}
-        channels = [k for k in range(image.ndim) if image.shape[k] <= MAX_DIMENSIONS - FLAT]
-        rests = {image.shape, *(image.shape[:c] + image.shape[c + 1 :] for c in channels)}
-        if shapes & rests:
-            return True
-        if count == 1 and any(is_reduced(pixels, rest[-FLAT:]) for rest in rests):
-            return True
-    return False
-
-
-# ---- one image ----
-
-
-def _read(
-    image: Pixels | None,
-    values: Pixels,
-    what: str,
-    labels_axis: int | str | None,
-    channel_axis: int | str | None,
-) -> Axes:
-    """The way to read them; labels in full size come first, then masks, then smaller maps."""
-    given = (values.shape, [None], channel_axis)
-    if labels_axis is None:
-        if what == "energies":
-            raise InputError("labels_axis=None, expected an axis: energies are those of all labels")
-        masks = readings(image, *given)
-        masks += [] if image is None else readings(image, *given, reduced=True)
-        if len(masks) != 1:
-            of = "" if image is None else f" for an image of shape {image.shape}"
-            raise InputError(
-                f"{what} of shape {values.shape}{of}, expected a mask with one number per pixel"
-            )
-        return masks[0]
-    many = values.ndim > 1
-    ways = possible_axes(image, values, what, labels_axis, channel_axis) if many else []
-    single = [w for w in ways if w.labels is not None and values.shape[w.labels] == 1]
-    if single and what != "energies" and not (what == "probabilities" and (values == 1).all()):
-        return replace(single[0], mask=True)
-    auto = labels_axis == "auto" and what != "energies" and image is not None
-    if auto and (what == "probabilities" or not ways):
-        masks = readings(image, *given)
-        # sums take a while: only where it may be a mask
-        if (
-            len(masks) == 1
-            and (not ways or float(values.max()) <= 1)
-            and not (what == "probabilities" and any(sums_to_one(values, a) for a in (0, -1)))
-        ):
-            return masks[0]
-    if not ways and image is not None:
-        small = reduced_axes(image, values, what, labels_axis, channel_axis) if many else []
-        if not small and auto:
-            small = readings(image, *given, reduced=True)
-        if len(small) == 1:
-            return small[0]
-        if small:
-            raise InputError(
-                f"{what} of shape {values.shape} can be enlarged to the image of shape "
-                f"{image.shape} in more than one way; pass labels_axis=0 or -1, or channel_axis"
-            )
-    return find_axes(image, values, what, labels_axis, channel_axis)
+    Args:
+        table: Energies; not changed.  # (n, labels)
+        scribbles: A label per pixel; none where it is `NO_STROKE`, or below 0.  # (*pixels)
+        pixels: Shape of the image.
+    """
+    strokes = numbers(to_host(scribbles), "scribbles")
+    if strokes.dtype.kind not in "iub":
+        raise InputError(f"scribbles must be whole numbers, not {strokes.dtype}")
+    if strokes.shape != pixels:
+        raise InputError(f"scribbles of shape {strokes.shape}, expected {pixels}, as the image")
+    flat = strokes.ravel().astype(np.int64)
+    at = np.flatnonzero((flat != NO_STROKE) & (flat >= 0))
+    n_labels = table.shape[1]
+    if at.size and int(flat[at].max()) >= n_labels:
+        worst = int(flat[at].max())
+        raise InputError(
+            f"scribbles hold label {worst}, expected 0 to {n_labels - 1}, or {NO_STROKE} for "
+            "pixels without a stroke"
+        )
+    out: NDArray[np.float32] = table.copy()
+    out[at] = np.inf
+    out[at, flat[at]] = 0
+    return out
 
 
 # ---- results ----
@@ -345,3 +256,123 @@ def as_rows(values: Pixels, form: Form) -> NDArray[np.float32]:
         return mask_rows(values, form.pixels)
     lead = len(form.shape) - len(form.pixels) - 1
     return rows(values.reshape(form.shape[lead:]), form.labels_axis)
+
+
+# ---- arrays of other libraries ----
+
+# None of torch, cupy and xarray is imported here: an array that is given has brought its own.
+
+
+def is_torch(values: object) -> bool:
+    """Whether this is a tensor of PyTorch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(values, torch.Tensor)
+
+
+def is_xarray(values: object) -> bool:
+    """Whether this is an array with named dimensions, as xarray has them."""
+    return all(hasattr(values, name) for name in ("dims", "coords", "values"))
+
+
+def is_on_gpu(values: object) -> bool:
+    """Whether this is an array in the memory of a GPU that isn't torch's (cupy's, say)."""
+    return hasattr(values, "__cuda_array_interface__") and hasattr(values, "get")
+
+
+def to_host(values: Array) -> Array:
+    """What numpy can read: tensors and arrays on a GPU are copied from it, all else stays.
+
+    Example:
+        >>> to_host([[1, 2]])
+        [[1, 2]]
+    """
+    if is_xarray(values):
+        return to_host(values.data)
+    if is_torch(values):
+        values = values.detach()
+        if not values.dtype.is_complex and values.dtype.itemsize < 4 and values.is_floating_point():
+            values = values.float()  # numpy has no bfloat16
+        return values.cpu().numpy()
+    return values.get() if is_on_gpu(values) else values
+
+
+@dataclass(frozen=True)
+class ArrayKind:
+    """The kind of array that a caller gave; makes the same kind from numpy's.
+
+    Attributes:
+        given: The array; None for numpy's, lists and all that has no kind of its own.
+    """
+
+    given: Array = None
+
+    @classmethod
+    def of(cls, values: Array) -> ArrayKind:
+        """The kind of an array."""
+        if is_xarray(values):
+            inner = cls.of(values.data)
+            return cls(_Named(type(values), tuple(values.dims), dict(values.coords), inner))
+        if is_torch(values) or is_on_gpu(values):
+            return cls(values[:0] if values.ndim else values)  # the numbers can be freed
+        return cls()
+
+    def restore(self, values: Pixels, without: int | None = None) -> Array:
+        """An array of the original's kind, and where that was (its device, its dimensions).
+
+        Args:
+            values: The numbers.
+            without: An axis of the original that they lack.
+        """
+        if self.given is None:
+            return values
+        if isinstance(self.given, _Named):
+            return self.given.restore(values, without)
+        if is_torch(self.given):
+            torch = sys.modules["torch"]
+            return torch.from_numpy(np.ascontiguousarray(values)).to(self.given.device)
+        library = sys.modules[type(self.given).__module__.partition(".")[0]]
+        return library.asarray(values)
+
+
+@dataclass(frozen=True)
+class _Named:
+    """Names and coordinates of an xarray, without its values."""
+
+    kind: Callable[..., Array]
+    dims: tuple[Hashable, ...]
+    coords: dict[Hashable, Array]
+    inner: ArrayKind
+
+    def restore(self, values: Pixels, without: int | None) -> Array:
+        axis = None if without is None else without % len(self.dims)
+        dims = [name for k, name in enumerate(self.dims) if k != axis]
+        if len(dims) != np.ndim(values):
+            return self.inner.restore(values)
+        sizes = dict(zip(dims, np.shape(values), strict=True))
+        kept = {
+            name: coord
+            for name, coord in self.coords.items()
+            if all(sizes.get(d) == n for d, n in zip(coord.dims, coord.shape, strict=True))
+        }
+        return self.kind(self.inner.restore(values), dims=dims, coords=kept)
+
+
+def named_axes(image: Array, unary: Array) -> tuple[int | None, int | None] | None:
+    """Axes of labels and of channels by the names of dimensions; None where these don't tell.
+
+    The dimensions that an image and its probabilities share are the pixels, in the same order;
+    what is left of each is its labels or channels.
+
+    Returns:
+        The axis of labels and the axis of channels (None: no such axis).
+    """
+    if not (is_xarray(image) and is_xarray(unary)):
+        return None
+    shared = [name for name in unary.dims if name in image.dims]
+    if not shared or [name for name in image.dims if name in unary.dims] != shared:
+        return None
+    labels = [k for k, name in enumerate(unary.dims) if name not in shared]
+    channels = [k for k, name in enumerate(image.dims) if name not in shared]
+    if len(labels) > 1 or len(channels) > 1:
+        return None
+    return (labels[0] if labels else None), (channels[0] if channels else None)

@@ -1,9 +1,6 @@
-"""Images as points: which axis is which, probabilities as energies, pixels as features."""
+"""Images as points: probabilities as energies, pixels as features."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -78,220 +75,6 @@ def first_pixel(origin: ArrayLike, count: int) -> tuple[int, ...]:
     return tuple(int(x) for x in out)
 
 
-# ---- axes ----
-
-
-@dataclass(frozen=True)
-class Axes:
-    """One way to read an image and the array of what is known about its pixels.
-
-    Attributes:
-        pixels: Shape of the image without channels.
-        labels: The axis of labels, 0 or more; None: no such axis.
-        channels: The axis of channels; None without.
-        mask: The numbers are those of foreground alone.
-        reduced: They are fewer than the pixels.
-    """
-
-    pixels: tuple[int, ...]
-    labels: int | None
-    channels: int | None
-    mask: bool = False
-    reduced: bool = False
-
-
-def without(shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:
-    """A shape without one of its axes."""
-    return shape if axis is None else shape[:axis] + shape[axis + 1 :]
-
-
-def readings(
-    image: Pixels | None,
-    shape: tuple[int, ...],
-    labels: Iterable[int | None],
-    channel_axis: int | str | None,
-    *,
-    reduced: bool = False,
-) -> list[Axes]:
-    """All ways to read the shapes of an image and of an array with these axes of labels.
-
-    Args:
-        image: The image, or None.
-        shape: Of the array.
-        labels: Axes to try; None: one number per pixel, of foreground.
-        channel_axis: An axis, None, or "auto": the first, the last or none.
-        reduced: The array is smaller than the image, along all axes by the same factor.
-    """
-    found: list[Axes] = []
-    for a in labels:
-        own = without(shape, a)
-        channels: Iterable[int | None] = (None,)
-        if image is not None and not (
-            channel_axis is None or (channel_axis == "auto" and image.ndim <= len(own))
-        ):
-            channels = (
-                c
-                for c in axis_candidates(channel_axis, image.ndim, "channel_axis")
-                # more channels than a filter takes can only be pixels
-                if image.shape[c] <= MAX_DIMENSIONS - len(own) or channel_axis != "auto"
-            )
-        for c in channels:
-            pixels = own if image is None else without(image.shape, c)
-            if is_reduced(own, pixels) if reduced else own == pixels:
-                found.append(Axes(pixels, a, c, mask=a is None, reduced=reduced))
-    return found
-
-
-def possible_axes(
-    image: Pixels | None,
-    unary: Pixels,
-    what: str,
-    labels_axis: int | str,
-    channel_axis: int | str | None,
-) -> list[Axes]:
-    """All ways to read an image and an array of its size with an axis of labels."""
-    if unary.ndim < 2:
-        raise InputError(
-            f"{what} of shape {unary.shape}, expected an axis of labels beside the pixels"
-        )
-    candidates = axis_candidates(labels_axis, unary.ndim, "labels_axis")
-    return _normalized(readings(image, unary.shape, candidates, channel_axis), unary, what)
-
-
-def reduced_axes(
-    image: Pixels,
-    unary: Pixels,
-    what: str,
-    labels_axis: int | str,
-    channel_axis: int | str | None,
-) -> list[Axes]:
-    """All ways to read an array with an axis of labels as maps smaller than the image."""
-    candidates = axis_candidates(labels_axis, unary.ndim, "labels_axis")
-    ways = readings(image, unary.shape, candidates, channel_axis, reduced=True)
-    found = _normalized(ways, unary, what)
-    if len(found) > 1:  # the same factor along all axes, exactly
-        spread = []
-        for way in found:
-            small = without(unary.shape, way.labels)
-            factors = [full / part for full, part in zip(way.pixels, small, strict=True)]
-            spread.append(round(max(factors) / min(factors), 9))
-        found = [way for way, s in zip(found, spread, strict=True) if s == min(spread)]
-    if what == "energies":
-        return found
-    return [replace(w, mask=w.labels is not None and unary.shape[w.labels] == 1) for w in found]
-
-
-def _normalized(ways: list[Axes], unary: Pixels, what: str) -> list[Axes]:
-    """Those along whose axis of labels probabilities sum to 1, where shapes leave it open."""
-    if what != "probabilities" or len({way.labels for way in ways}) < 2:
-        return ways
-    return [w for w in ways if w.labels is not None and sums_to_one(unary, w.labels)] or ways
-
-
-def find_axes(
-    image: Pixels | None,
-    unary: Pixels,
-    what: str,
-    labels_axis: int | str,
-    channel_axis: int | str | None,
-) -> Axes:
-    """The one way to read the two shapes; `InputError` if there is none or more than one.
-
-    Args:
-        image: The image, or None.
-        unary: Probabilities or energies.
-        what: Which of them.
-        labels_axis: An axis, or "auto": the first or the last.
-        channel_axis: An axis, None, or "auto": the first, the last or none.
-
-    Example:
-        >>> image, energies = np.zeros((40, 50, 3)), np.zeros((7, 40, 50))
-        >>> axes = find_axes(image, energies, "energies", "auto", "auto")
-        >>> axes.pixels, axes.labels, axes.channels
-        ((40, 50), 0, 2)
-    """
-    ways = possible_axes(image, unary, what, labels_axis, channel_axis)
-    if len(ways) == 1:
-        return ways[0]
-    shapes = f"{what} of shape {unary.shape}"
-    if image is not None:
-        shapes = f"the image of shape {image.shape} and {shapes}"
-    if ways:
-        option = "labels_axis" if len({w.labels for w in ways}) > 1 else "channel_axis"
-        raise InputError(f"{shapes} can be read in more than one way; pass {option}=0 or -1")
-    raise InputError(
-        f"{shapes} don't match; expected (*pixels, labels) or (labels, *pixels), the image's "
-        f"pixels, and at most {MAX_DIMENSIONS} axes and channels"
-    )
-
-
-def axis_candidates(axis: int | str | None, ndim: int, option: str) -> list[int]:
-    """The axes that an option stands for."""
-    if axis == "auto":
-        return sorted({0, ndim - 1})
-    if isinstance(axis, bool) or not isinstance(axis, int | np.integer):
-        raise InputError(f"{option}={shown(axis)}, expected an axis (0 or -1) or 'auto'")
-    if not -ndim <= axis < ndim:
-        raise InputError(f"{option}={axis} for an array with {ndim} axes")
-    return [int(axis) % ndim]
-
-
-def sums_to_one(values: Pixels, axis: int) -> bool:
-    """Whether all sums along an axis are 1, as those of probabilities are."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        sums = values.sum(axis=axis, dtype=np.float64)
-        return bool((np.abs(sums - 1) <= TOLERANCE).all())
-
-
-# ---- smaller maps ----
-
-
-def is_reduced(small: Sequence[int], full: Sequence[int]) -> bool:
-    """Whether sizes are smaller along every axis, by the same factor up to one pixel.
-
-    Example:
-        >>> is_reduced((47, 63), (375, 500)), is_reduced((47, 47), (375, 500))
-        (True, False)
-    """
-    if len(small) != len(full) or not all(0 < s < f for s, f in zip(small, full, strict=True)):
-        return False
-    lowest = max((s - 1) / f for s, f in zip(small, full, strict=True))
-    return lowest <= min((s + 1) / f for s, f in zip(small, full, strict=True))
-
-
-def resize_linear(values: Pixels, sizes: Sequence[int], axes: Sequence[int]) -> Pixels:
-    """Linear interpolation along some axes (bilinear for two), between the centers of pixels.
-
-    Pixel k of n covers the interval from k/n to (k + 1)/n of an axis; beyond the outermost centers
-    the values are constant. This is what torch calls ``align_corners=False``.
-
-    Args:
-        values: Real numbers.
-        sizes: The new size of each of these axes.
-        axes: Which axes.
-
-    Returns:
-        A new array, float32 or float64.
-
-    Example:
-        >>> resize_linear(np.array([0.0, 1.0]), [4], [0]).tolist()
-        [0.0, 0.25, 0.75, 1.0]
-    """
-    out = values
-    if values.dtype.kind != "f" or values.dtype.itemsize < 4:
-        out = values.astype(np.float32)
-    for new, axis in zip(sizes, axes, strict=True):
-        old = out.shape[axis]
-        at = np.clip((np.arange(new) + 0.5) * (old / new) - 0.5, 0, old - 1)
-        left = np.floor(at).astype(np.int64)
-        shape = [1] * out.ndim
-        shape[axis] = new
-        weight = (at - left).astype(out.dtype).reshape(shape)
-        right = np.minimum(left + 1, old - 1)
-        out = np.take(out, left, axis) * (1 - weight) + np.take(out, right, axis) * weight
-    return out
-
-
 # ---- unaries ----
 
 
@@ -306,12 +89,6 @@ def rows(values: Pixels, axis: int, *, fresh: bool = False) -> NDArray[np.float3
     return out.reshape(-1, moved.shape[-1])
 
 
-def check_clip(clip: float) -> None:
-    """Refuse a least probability that is none."""
-    if not 0 <= clip < 1:
-        raise InputError(f"clip={shown(clip)}, expected 0 or more and less than 1")
-
-
 def into_energies(
     p: NDArray[np.float32], pixels: tuple[int, ...], clip: float, normalize: bool
 ) -> None:
@@ -323,7 +100,6 @@ def into_energies(
         clip: The least probability.
         normalize: Divide by the sums.
     """
-    check_clip(clip)
     low, high = p.min(), p.max()  # both pass NaN on
     if not (np.isfinite(low) and np.isfinite(high)) or low < 0:
         at = int(np.flatnonzero(~(np.isfinite(p) & (p >= 0)).all(axis=1))[0])
@@ -378,7 +154,6 @@ def logits_into_energies(table: NDArray[np.float32], pixels: tuple[int, ...], cl
         pixels: Shape of the image, for messages.
         clip: The least probability.
     """
-    check_clip(clip)
     if not (np.isfinite(table.min()) and np.isfinite(table.max())):
         at = int(np.flatnonzero(~np.isfinite(table).all(axis=1))[0])
         bad = table[at][~np.isfinite(table[at])][0]
@@ -428,16 +203,17 @@ def mask_rows(
 # ---- features ----
 
 
-def channels_last(image: Pixels, axes: Axes) -> Pixels:
+def channels_last(image: Pixels, axis: int | None) -> Pixels:
     """The image with its channels last, checked to be finite.  # (*pixels, channels)"""
-    out = image[..., None] if axes.channels is None else np.moveaxis(image, axes.channels, -1)
+    out = image[..., None] if axis is None else np.moveaxis(image, axis, -1)
+    pixels = out.shape[:-1]
     if image.dtype.kind == "f" and not (np.isfinite(image.min()) and np.isfinite(image.max())):
-        at = place(axes.pixels, np.flatnonzero(~np.isfinite(out).all(axis=-1))[0])
+        at = place(pixels, np.flatnonzero(~np.isfinite(out).all(axis=-1))[0])
         raise InputError(f"the image holds NaN or infinite values, at pixel {at} for one")
-    total = len(axes.pixels) + out.shape[-1]
+    total = len(pixels) + out.shape[-1]
     if total > MAX_DIMENSIONS:
         raise InputError(
-            f"{out.shape[-1]} channels and {len(axes.pixels)} axes make {total} features, "
+            f"{out.shape[-1]} channels and {len(pixels)} axes make {total} features, "
             f"expected at most {MAX_DIMENSIONS}; choose or combine channels"
         )
     return out

@@ -174,13 +174,13 @@ class DenseSettings:
             >>> chosen.bilateral_color, chosen.color_range, chosen.bilateral_weight
             (0.1, 1.0, 4.0)
         """
-        preset: Any = options.get("preset", DEFAULT_PRESET)
         given = {k: options[k] for k in (*ARGUMENTS, "confidence") if k in options}
         changes: Record = {k: v for k, v in given.items() if v is not None}
         if "bilateral_color" in changes:
             changes["color_range"] = color_range
         if "compatibility" in given:
             changes.setdefault("compatibility", "potts")
+        preset: Any = options.get("preset", DEFAULT_PRESET)
         return replace(cls.of(preset), **changes)
 
     def to_dict(self) -> Record:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
-from proxfield.core.common.arrays import Doubles, Ints, Pixels
+from proxfield.core.common.arrays import Doubles, Dtype, Ints, Pixels
 from proxfield.core.common.memory import return_freed_arrays
 from proxfield.core.common.records import Record
 from proxfield.core.compiled.threads import current_threads, thread_count
@@ -20,16 +19,10 @@ from proxfield.core.filters.numba.lattice import chunk_size, make_chunks
 from proxfield.core.filters.points import PixelPoints
 from proxfield.core.terms.gaussian import Gaussian
 from proxfield.errors import InputError, shown
+from proxfield.images.axes import Axes, AxisReader
 from proxfield.images.densecrf import DenseCRF, infer_dense
 from proxfield.images.known import CONFIDENCE, are_labels
-from proxfield.images.pixels import (
-    Axes,
-    color_bandwidth,
-    find_axes,
-    possible_axes,
-    readings,
-    widths,
-)
+from proxfield.images.pixels import color_bandwidth, widths
 from proxfield.images.settings import DenseSettings
 from proxfield.io.folders import ProgressFolder
 from proxfield.io.images import as_probabilities
@@ -95,7 +88,7 @@ class TileWork:
         return self.with_labels(self.pixels)
 
     @property
-    def output_dtype(self) -> np.dtype[Any]:
+    def output_dtype(self) -> Dtype:
         """Their type."""
         if self.output == "probabilities":
             return np.dtype(self.dtype)
@@ -248,7 +241,7 @@ class TileWork:
         image = None if self.image is None else self.read_image(part.around)
         unary = self.read_unary(part.around)
         options = {**self.build, "channel_axis": self.axes.channels, "batch": False}
-        options["origin"] = part.origin
+        options["origin"] = tuple(a.start for a in part.around)
         if self.kind == "labels":
             crf = DenseCRF.from_labels(image, unary, **options)
         else:
@@ -294,39 +287,31 @@ def make_tile(
     if kind == "labels":
         if "n_labels" not in build:
             raise InputError("label maps in tiles need n_labels, expected the number of labels")
-        axes = find_axes(picture, _stand_in((*unary.shape, 2)), "labels", -1, channel_axis)
+        whole = _stand_in((*unary.shape, 2))
+        axes = AxisReader(picture, whole, "labels", -1, channel_axis).only_way()
         count = int(build["n_labels"])
     else:
         for name in ("n_labels", "unsure", "ignore"):
             if name in build:
                 raise InputError(f"{name} goes with kind='labels' only")
         build["confidence"] = CONFIDENCE if settings.confidence is None else settings.confidence
-        axes = _axes(picture, _stand_in(unary.shape), kind, labels_axis, channel_axis)
+        whole = _stand_in(unary.shape)
+        axes = _axes(AxisReader(picture, whole, kind, labels_axis, channel_axis))
         count = 2 if axes.labels is None else max(2, unary.shape[axes.labels])
     return TileWork(image, unary, kind, output, dtype, axes, count, settings, build, run)
 
 
-def _axes(
-    image: Pixels | None,
-    unary: Pixels,
-    kind: str,
-    labels_axis: int | str | None,
-    channel_axis: int | str | None,
-) -> Axes:
+def _axes(reader: AxisReader) -> Axes:
     """The way to read probabilities or logits, by their shape alone."""
+    unary = reader.values
     ways = []
-    if labels_axis is not None and unary.ndim > 1:
-        ways = possible_axes(image, unary, "energies", labels_axis, channel_axis)
-    masks = []
-    if not ways and labels_axis in ("auto", None):
-        masks = readings(image, unary.shape, [None], channel_axis)
-    if masks:
+    if reader.labels_axis is not None and unary.ndim > 1:
+        ways = replace(reader, what="energies").ways()
+    if not ways and reader.labels_axis in ("auto", None) and (masks := reader.masks()):
         return masks[0]
-    if labels_axis is None:
-        raise InputError(
-            f"{kind} of shape {unary.shape}, expected a mask with one number per pixel"
-        )
-    axes = find_axes(image, unary, kind, labels_axis, channel_axis) if len(ways) != 1 else ways[0]
+    if reader.labels_axis is None:
+        return replace(reader, image=None).refuse_mask()
+    axes = ways[0] if len(ways) == 1 else reader.only_way()
     return replace(axes, mask=axes.labels is not None and unary.shape[axes.labels] == 1)
 
 
@@ -378,16 +363,6 @@ class ImageTile:
         """The core, counted from the first pixel that is refined."""
         pairs = zip(self.core, self.around, strict=True)
         return tuple(slice(c.start - a.start, c.stop - a.start) for c, a in pairs)
-
-    @property
-    def origin(self) -> tuple[int, ...]:
-        """The first pixel that is refined."""
-        return tuple(a.start for a in self.around)
-
-    @property
-    def pixels(self) -> tuple[int, ...]:
-        """The shape of what is refined."""
-        return tuple(a.stop - a.start for a in self.around)
 
     def __str__(self) -> str:
         area = ", ".join(f"{a.start}:{a.stop}" for a in self.around)

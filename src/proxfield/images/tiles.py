@@ -13,7 +13,7 @@ import math
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from os import PathLike
@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from proxfield.core.common.arrays import Array, Pixels
+from proxfield.core.common.arrays import Array
 from proxfield.core.common.checks import whole_numbers
 from proxfield.core.common.memory import return_freed_arrays
 from proxfield.core.common.records import Record
@@ -33,9 +33,9 @@ from proxfield.images.densecrf import divided
 from proxfield.images.inputs import confidence_note
 from proxfield.images.settings import DenseSettings
 from proxfield.images.tile_work import INPUTS, ImageTile, TileGrid, TileWork, make_grid, make_tile
-from proxfield.io.files import NO_FOLDER, display_name, naming_damage, replacing
+from proxfield.io.files import NO_FOLDER, display_name, naming_damage
 from proxfield.io.folders import ProgressFolder
-from proxfield.io.npy import map_array, mapped
+from proxfield.io.npy import map_array, mapped, store_array
 from proxfield.io.remote import is_remote
 from proxfield.io.tiff import GeoReference
 from proxfield.io.windows import (
@@ -222,7 +222,15 @@ class _Tiling:
         self.before = len(self.there)
         self.tell()
         todo = [number for number in chosen if number not in self.there]
-        for record in run_tiles(self.work, self.grid, todo, self.held.path, jobs):
+        if not todo:
+            return
+        jobs = None if jobs is None else min(jobs, len(todo))
+        work, threads = self.work, self.work.run.get("threads")
+        if slots_of(jobs) > 1:
+            threads = threads_per_item(jobs) if threads is None else int(threads)
+            work = replace(_on_disk(work, self.held.path), run={**work.run, "threads": threads})
+        job = TileJob(work, self.held.path)
+        for record in run_jobs(job, map(self.grid.part, todo), jobs, threads):
             number = record["number"]
             if self.target is not None:
                 self.write(self.target, number)
@@ -289,15 +297,6 @@ def tile_path(place: Path, number: int) -> Path:
     return place / f"tile-{number}.npy"
 
 
-def _store(path: Path, values: Pixels) -> None:
-    """Write a file that appears when all of it is there."""
-    values = np.ascontiguousarray(values)
-    form: Any = np.lib.format
-    with replacing(path) as aside, aside.open("wb") as stream:  # np.save doesn't say why it can't
-        form.write_array_header_1_0(stream, form.header_data_from_array_1_0(values))
-        stream.write(values.data)
-
-
 @dataclass(frozen=True)
 class TileJob:
     """One tile: read, refine, write to a file of its own. It travels to other processes.
@@ -314,7 +313,7 @@ class TileJob:
         try:
             values, status, changed = self.work.refine(part)
             with writing_to(self.place):
-                _store(tile_path(self.place, part.number), values)
+                store_array(tile_path(self.place, part.number), values)
         except InputError as error:
             raise InputError(f"{part}: {error}") from None
         finally:
@@ -325,37 +324,6 @@ class TileJob:
 def stored_tiles(place: Path) -> set[int]:
     """Numbers of the tiles that have such a file."""
     return {int(path.stem.partition("-")[2]) for path in place.glob("tile-*.npy")}
-
-
-def run_tiles(
-    work: TileWork, grid: TileGrid, todo: Sequence[int], place: Path, jobs: int | None
-) -> Iterator[Record]:
-    """Refine tiles; their files are there when their records come.
-
-    Args:
-        work: How to refine.
-        grid: All tiles.
-        todo: Numbers of those to refine.
-        place: The folder of their files, which workers on other machines must have too.
-        jobs: Number of tiles at a time; see `run_jobs`.
-
-    Returns:
-        A record per tile, in any order: its ``number``, the ``status`` of its inference, and how
-        many of its pixels ``changed``.
-
-    Raises:
-        InputError: If a tile can't be refined or stored.
-    """
-    if not todo:
-        return
-    jobs = None if jobs is None else min(jobs, len(todo))
-    threads = work.run.get("threads")
-    if slots_of(jobs) > 1:
-        work = _on_disk(work, place)
-        threads = threads_per_item(jobs) if threads is None else int(threads)
-        work = replace(work, run={**work.run, "threads": threads})
-    items = (grid.part(number) for number in todo)
-    yield from run_jobs(TileJob(work, place), items, jobs, threads)
 
 
 def _on_disk(work: TileWork, place: Path) -> TileWork:
@@ -411,19 +379,9 @@ def _folder(out: Array, folder: str | PathLike[str] | None, stack: ExitStack) ->
     if folder is not None:
         place = Path(folder)
     elif isinstance(out, str | PathLike):
-        place = progress_path(Path(out))
+        place = Path(out).with_name(f"{Path(out).name}.tiles")
     else:
         return Path(stack.enter_context(TemporaryDirectory(prefix="proxfield-tiles-")))
     if not place.absolute().parent.is_dir():
         raise InputError(f"can't write, {NO_FOLDER}", path=display_name(place))
     return place
-
-
-def progress_path(out: Path) -> Path:
-    """The folder of a result that is in progress.
-
-    Example:
-        >>> progress_path(Path("slide.zarr")).name
-        'slide.zarr.tiles'
-    """
-    return out.with_name(f"{out.name}.tiles")

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -30,7 +30,7 @@ from proxfield.field import Field
 from proxfield.images.densecrf import DenseCRF
 from proxfield.images.metrics import Counts, find_metric, read_truth
 from proxfield.images.settings import TERM_SETTINGS, DenseSettings
-from proxfield.io.files import display_name, read_bytes
+from proxfield.io.files import display_name, naming, read_bytes
 from proxfield.io.images import read_image, read_labels, read_probabilities
 
 MARKS = (1, 2, 3, 5, 10)
@@ -115,22 +115,17 @@ class TrialTask:
 
 
 def run_task(task: TrialTask) -> Record:
+    """The counts of one image, see `_try_points`; an error names the image."""
+    with naming(task.case.name):
+        return _try_points(task)
+
+
+def _try_points(task: TrialTask) -> Record:
     """Counts of one image: ``{"digest": …, "counts": {key: {updates: counts}}, "certain": …}``.
 
     ``certain`` says whether its probabilities were labels, see `DenseCRF`. The labels without a CRF
     are always among the counts.
     """
-    record: Record = {"digest": task.case.digest}
-    try:
-        record["counts"] = dict(_try_points(task, record))
-    except InputError as error:
-        raise InputError(error.message, path=error.path or task.case.name) from None
-    return record
-
-
-def _try_points(
-    task: TrialTask, record: Record
-) -> Iterator[tuple[str, dict[str, list[list[int]]]]]:
     measure, case = task.measure, task.case
 
     def read(part: Given, reader: Callable[[str | PathLike[str]], Pixels]) -> Array:
@@ -141,7 +136,6 @@ def _try_points(
     given = read(case.truth, lambda path: read_labels(path)[0])
     metric = find_metric(measure.metric)
     base = DenseCRF(image, probabilities, spatial_weight=0.0, bilateral_weight=0.0, **measure.build)
-    record["certain"] = base.confidence is not None
     truth = read_truth(given, base.pixels, base.n_labels, measure.ignore)
     terms: dict[str, tuple[str, Gaussian]] = {}
 
@@ -160,7 +154,7 @@ def _try_points(
         maps = labels.reshape(base.pixels)
         return metric.count(truth, maps, base.n_labels, measure.tolerance).tolist()  # type: ignore[no-any-return]
 
-    yield NO_CRF, {"0": count(base.terms[0].energies.argmin(axis=1))}  # type: ignore[attr-defined]
+    tried = {NO_CRF: {"0": count(base.terms[0].energies.argmin(axis=1))}}  # type: ignore[attr-defined]
     for point in sorted(task.points, key=lambda p: (p.filter, p.bilateral_sigma, key_of(p))):
         pairwise = [term(kind, point) for kind in point.kinds(image is not None)]
         whole = Field(base.n_vars, base.n_labels, [base.terms[0], *pairwise])
@@ -169,7 +163,8 @@ def _try_points(
         for done, n in itertools.pairwise((0, *MARKS)):
             q = updates.make(state, n - done if pairwise else 0)
             counts[str(n)] = count(q.reshape(base.n_vars, -1).argmax(axis=1))
-        yield key_of(point), counts
+        tried[key_of(point)] = counts
+    return {"digest": case.digest, "counts": tried, "certain": base.confidence is not None}
 
 
 # ---- all trials ----

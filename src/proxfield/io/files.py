@@ -80,8 +80,8 @@ def stem(path: Target) -> str:
 
 
 @contextlib.contextmanager
-def naming(path: Target) -> Iterator[None]:
-    """Add the name of a file to an `InputError` that names none.
+def naming(path: Target, line: int | None = None) -> Iterator[None]:
+    """Add the name of a file, and the line, to an `InputError` that names none.
 
     Example:
         >>> with naming("x.npy"):
@@ -94,7 +94,8 @@ def naming(path: Target) -> Iterator[None]:
     except InputError as error:
         if error.path is not None:
             raise
-        raise InputError(error.message, path=display_name(path), line=error.line) from None
+        where = error.line or line
+        raise InputError(error.message, path=display_name(path), line=where) from None
 
 
 @contextlib.contextmanager

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from colorsys import hsv_to_rgb
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -280,7 +281,7 @@ def write_probabilities(path: Target, values: ArrayLike, *, dtype: str = "float3
 # ---- pictures ----
 
 
-def import_pillow() -> Any:
+def import_pillow() -> ModuleType:
     """Pillow's module ``Image``, or how to install it."""
     return import_extra("PIL.Image", "pictures need Pillow", "images")
 

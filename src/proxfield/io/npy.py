@@ -13,9 +13,9 @@ from typing import IO, Any, Literal
 
 import numpy as np
 
-from proxfield.core.common.arrays import Pixels
+from proxfield.core.common.arrays import Array, Pixels
 from proxfield.errors import InputError
-from proxfield.io.files import display_name, naming_damage
+from proxfield.io.files import display_name, naming_damage, replacing
 from proxfield.io.windows import FileSliced, NewFile, Output, Window, writing_to
 
 _format: Any = np.lib.format
@@ -65,7 +65,7 @@ def view_array(data: bytes) -> Pixels | None:
     return np.reshape(values, shape, order="F" if by_column else "C")
 
 
-def map_array(path: str | PathLike[str]) -> Any:
+def map_array(path: str | PathLike[str]) -> Array:
     """The array of a ``.npy`` file, mapped for reading: a `numpy.memmap` unless it is empty.
 
     Raises:
@@ -78,6 +78,14 @@ def map_array(path: str | PathLike[str]) -> Any:
         if begin != _format.MAGIC_PREFIX:
             raise InputError("isn't a .npy file, expected one that numpy.save wrote", path=name)
         return np.load(path, mmap_mode="r", allow_pickle=False)
+
+
+def store_array(path: Path, values: Pixels) -> None:
+    """Write a ``.npy`` file that appears when all of it is there."""
+    values = np.ascontiguousarray(values)
+    with replacing(path) as aside, aside.open("wb") as stream:  # np.save doesn't say why it can't
+        _format.write_array_header_1_0(stream, _format.header_data_from_array_1_0(values))
+        stream.write(values.data)
 
 
 def read_member(archive: zipfile.ZipFile, name: str) -> Pixels:

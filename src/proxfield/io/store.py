@@ -17,10 +17,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from proxfield._version import __version__
-from proxfield.core.common.arrays import Arrays
+from proxfield.core.common.arrays import Arrays, Pixels
 from proxfield.core.common.memory import check_memory
 from proxfield.core.common.records import Record
 from proxfield.core.terms.base import as_indices
@@ -298,7 +297,7 @@ class _Archive:
     def __contains__(self, name: str) -> bool:
         return name in self.names
 
-    def __getitem__(self, name: str) -> NDArray[Any]:
+    def __getitem__(self, name: str) -> Pixels:
         return read_member(self._zip, name)
 
 

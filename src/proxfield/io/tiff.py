@@ -12,11 +12,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from types import ModuleType
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import numpy as np
 
-from proxfield.core.common.arrays import Dtype, Pixels
+from proxfield.core.common.arrays import Array, Dtype, Pixels
 from proxfield.core.common.extras import import_extra, install_hint, is_installed
 from proxfield.core.common.records import Record
 from proxfield.errors import InputError
@@ -32,6 +33,8 @@ from proxfield.io.npy import NpyOutput, compact, map_array
 from proxfield.io.remote import make_path
 from proxfield.io.windows import FileSliced, NewFile, Sliced, Window
 
+Opened: TypeAlias = Any
+"""An open file of rasterio, a page of tifffile, or the header that nibabel read."""
 GEOTIFF = (".tif", ".tiff")
 GEO_REMEDY = install_hint("geo")
 GEO_TAGS = {33550, 33922, 34264, 34735}
@@ -48,12 +51,12 @@ LARGE_TIFF = 2**31
 """Bytes above which a TIFF gets offsets of 8 bytes."""
 
 
-def import_rasterio() -> Any:
+def import_rasterio() -> ModuleType:
     """The package rasterio, or how to install it."""
     return import_extra("rasterio", "GeoTIFF needs rasterio", "geo")
 
 
-def import_tifffile() -> Any:
+def import_tifffile() -> ModuleType:
     """The package tifffile, or how to install it."""
     return import_extra("tifffile", "windows of a TIFF need tifffile", "tiles")
 
@@ -83,7 +86,7 @@ class GeoReference:
     """
 
     profile: Record
-    colors: dict[int, Any] | None = None
+    colors: dict[int, tuple[int, ...]] | None = None
 
     def same_place(self, other: object) -> bool:
         """Whether another file lies in the same place."""
@@ -115,7 +118,7 @@ class GeoReference:
             **self.profile,
         }
 
-    def color(self, file: Any) -> None:
+    def color(self, file: Opened) -> None:
         """Give a file of rasterio the colors of a label map, if it is one."""
         if self.colors is not None and file.dtypes == ("uint8",):
             file.write_colormap(1, self.colors)
@@ -130,7 +133,7 @@ class PlacedImage(NamedTuple):
 
 
 @contextmanager
-def _raster(path: Target, data: bytes | None = None) -> Iterator[Any]:
+def _raster(path: Target, data: bytes | None = None) -> Iterator[Opened]:
     """An open GeoTIFF of rasterio, in a file or, with its content, in memory."""
     rasterio = import_rasterio()
     with ExitStack() as stack:
@@ -144,7 +147,7 @@ def _raster(path: Target, data: bytes | None = None) -> Iterator[Any]:
             yield stack.enter_context(stack.enter_context(rasterio.MemoryFile(data)).open())
 
 
-def _bands(source: Any) -> list[int]:
+def _bands(source: Opened) -> list[int]:
     """The numbers of an open file's bands, without alpha."""
     alpha = [i.name == "alpha" for i in source.colorinterp]
     return [k + 1 for k, a in enumerate(alpha) if not a or all(alpha)]
@@ -179,7 +182,7 @@ def read_reference(path: Target) -> GeoReference:
         return _reference(source)
 
 
-def _reference(source: Any) -> GeoReference:
+def _reference(source: Opened) -> GeoReference:
     """What an open GeoTIFF says about its place."""
     profile: Record = {"crs": source.crs, "transform": source.transform}
     points, system = source.gcps
@@ -285,7 +288,7 @@ class Tiff(FileSliced):
         self.shape = (height, width) if self.samples == 1 else (height, width, self.samples)
 
     @contextmanager
-    def _page(self) -> Iterator[Any]:
+    def _page(self) -> Iterator[Opened]:
         """The image in full size, while its file is open."""
         tifffile = import_tifffile()
         with naming_damage(self.name, "image"), tifffile.TiffFile(self.path) as file:
@@ -309,7 +312,7 @@ class Tiff(FileSliced):
         return out if len(window) < 3 else out[:, :, window[2]]
 
 
-def _segments(page: Any, rows: slice, columns: slice) -> Iterator[tuple[int, int, int, Pixels]]:
+def _segments(page: Opened, rows: slice, columns: slice) -> Iterator[tuple[int, int, int, Pixels]]:
     """The decoded tiles or strips of a page that a window touches, with plane and place."""
     if page.is_tiled:
         length, width = page.tilelength, page.tilewidth
@@ -428,7 +431,7 @@ MILLIMETERS = {"meter": 1000.0, "mm": 1.0, "micron": 0.001}
 """Units of a NIfTI header; one that isn't known counts as mm."""
 
 
-def import_nibabel() -> Any:
+def import_nibabel() -> ModuleType:
     """The package nibabel, or how to install it."""
     return import_extra("nibabel", "NIfTI files need nibabel", "medical")
 
@@ -442,8 +445,8 @@ class NiftiReference:
         header: The header of the image.
     """
 
-    affine: Any
-    header: Any
+    affine: Array
+    header: Opened
 
     def same_place(self, other: object) -> bool:
         """Whether another file lies in the same place."""

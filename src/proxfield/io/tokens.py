@@ -349,12 +349,6 @@ class Tokens:
             raise self.error(f"{what} is {_show(self.word(index))}, expected {expected}", index)
         return int(value)
 
-    def integers(self, index: int, count: int, what: str, low: int, high: int) -> Ints:
-        """Read a run of integers, each of which must lie in ``low..high``."""
-        part = self.numbers[index : index + count]
-        self.check_integers(part, np.arange(index, index + part.size), what, low, high)
-        return part.astype(np.int64)
-
     def check_integers(
         self, part: Floats, places: Ints, what: str, low: int, high: int | Ints
     ) -> None:

@@ -89,7 +89,9 @@ def parse_model(data: bytes | Text, name: str = "<model>") -> UaiModel:
             f"{tokens.count - 1} numbers left, expected a cardinality for each variable",
             0,
         )
-    cardinalities = tokens.integers(1, count, "a cardinality", 1, MAX_LABELS)
+    found = tokens.numbers[1 : 1 + count]
+    tokens.check_integers(found, np.arange(1, 1 + found.size), "a cardinality", 1, MAX_LABELS)
+    cardinalities = found.astype(np.int64)
     at = count + 1
     factors = tokens.integer(at, "the number of factors", 0)
     left = tokens.count - at - 1

@@ -17,7 +17,8 @@ from contextlib import contextmanager
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import ModuleType
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -259,7 +260,7 @@ def _open_zarr(path: AnyPath) -> Array:
     )
 
 
-def import_zarr() -> Any:
+def import_zarr() -> ModuleType:
     """The package zarr, or how to install it."""
     return import_extra("zarr", "zarr arrays need zarr", "tiles")
 

@@ -14,7 +14,7 @@ from proxfield.core.common.records import Record
 from proxfield.core.filters.points import PixelPoints
 from proxfield.core.terms.gaussian import Gaussian
 from proxfield.errors import InputError, UnsupportedError
-from proxfield.images.arrays import to_host
+from proxfield.images.inputs import to_host
 from proxfield.images.metrics import share_of
 from proxfield.io.images import label_colors
 from proxfield.io.overlay import displayable, overlay

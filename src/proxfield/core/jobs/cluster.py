@@ -218,7 +218,7 @@ class DaskWorkers(Pool):
 # ---- in the worker ----
 
 
-def on_worker(what: bytes, data: bytes, folder: str | None, version: str) -> tuple[bool, Any]:
+def on_worker(what: bytes, data: bytes, folder: str | None, version: str) -> tuple[bool, object]:
     """Do one item: whether that went well, and the result or the exception."""
     try:
         try:
@@ -243,7 +243,7 @@ def on_worker(what: bytes, data: bytes, folder: str | None, version: str) -> tup
 
 
 @lru_cache(maxsize=4)
-def _function(what: bytes) -> Any:
+def _function(what: bytes) -> Callable[[object], object]:
     """A function, unpacked once: what it keeps between items stays."""
     return pickle.loads(what)
 

@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -74,7 +75,7 @@ def ends_the_run(error: BaseException) -> bool:
     return isinstance(error, (ClusterError, LostWorkerError))
 
 
-def import_joblib() -> Any:
+def import_joblib() -> ModuleType:
     """joblib, or how to install it."""
     return import_extra("joblib", "several jobs need joblib", "images")
 
