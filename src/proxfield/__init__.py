@@ -53,10 +53,10 @@ if TYPE_CHECKING:  # typing takes some milliseconds to import, in which Ctrl-C i
     from proxfield.errors import UnsupportedError as UnsupportedError
     from proxfield.field import Field as Field
     from proxfield.images.batch import refine_batch as refine_batch
-    from proxfield.images.bilateral import bilateral_filter as bilateral_filter
     from proxfield.images.cooccurrence import CooccurrenceStatistics as CooccurrenceStatistics
     from proxfield.images.dense_result import DenseResult as DenseResult
     from proxfield.images.densecrf import DenseCRF as DenseCRF
+    from proxfield.images.pixels import bilateral_filter as bilateral_filter
     from proxfield.images.search import TuneProgress as TuneProgress
     from proxfield.images.search import TuneResult as TuneResult
     from proxfield.images.settings import PRESETS as PRESETS
@@ -106,7 +106,7 @@ _PLACES = {
     "errors": "InputError MemoryLimitError ProxfieldError UnsupportedError",
     "field": "Field",
     "images.batch": "refine_batch",
-    "images.bilateral": "bilateral_filter",
+    "images.pixels": "bilateral_filter",
     "images.cooccurrence": "CooccurrenceStatistics",
     "images.dense_result": "DenseResult",
     "images.densecrf": "DenseCRF",
