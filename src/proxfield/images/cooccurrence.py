@@ -73,10 +73,8 @@ class CooccurrenceStatistics:
         if (np.diagonal(both) != alone).any():
             c = int(np.flatnonzero(np.diagonal(both) != alone)[0])
             raise InputError(f"pair count ({c}, {c}) is {both[c, c]}, expected {alone[c]}")
-        object.__setattr__(self, "images", count)
-        object.__setattr__(self, "presence", alone)
-        object.__setattr__(self, "pairs", both)
-        object.__setattr__(self, "min_pixels", whole_number(min_pixels, "min_pixels", 1))
+        fewest = whole_number(min_pixels, "min_pixels", 1)
+        vars(self).update(images=count, presence=alone, pairs=both, min_pixels=fewest)
 
     @property
     def n_labels(self) -> int:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from colorsys import hsv_to_rgb
+from functools import partial
 from io import BytesIO
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,6 +29,8 @@ from proxfield.io.tiff import GEO_REMEDY, has_deep_color, has_rasterio, read_geo
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+import_pillow = partial(import_extra, "PIL.Image", "pictures need Pillow", "images")
+"""Pillow's module ``Image``, or how to install it."""
 ARRAYS = (".npy", ".npz")
 PICTURES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp")
 ORIENTATION = 0x0112
@@ -279,11 +281,6 @@ def write_probabilities(path: Target, values: ArrayLike, *, dtype: str = "float3
 
 
 # ---- pictures ----
-
-
-def import_pillow() -> ModuleType:
-    """Pillow's module ``Image``, or how to install it."""
-    return import_extra("PIL.Image", "pictures need Pillow", "images")
 
 
 def _decode(data: bytes, name: str, notes: list[str] | None = None) -> list[Image]:

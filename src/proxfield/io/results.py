@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from proxfield.core.common.arrays import Doubles, Ints
 from proxfield.errors import InputError, shown
 from proxfield.io.files import Source, Target, atomic_write
-from proxfield.io.tokens import Floats, Ints, Text, Tokens, read_text
+from proxfield.io.tokens import Text, Tokens, read_text
 
 _LN10 = math.log(10.0)
 # Printed probabilities are rounded, so one may come out slightly above 1.
@@ -103,7 +104,7 @@ def _sample_error(tokens: Tokens, kind: str, expected: str) -> InputError:
 
 def parse_mar(
     data: bytes | Text, name: str = "<mar>", cardinalities: npt.ArrayLike | None = None
-) -> list[Floats]:
+) -> list[Doubles]:
     """Read the text of a MAR file, with or without the header word and a sample count of 1.
 
     Args:
@@ -269,7 +270,7 @@ def parse_pr(data: bytes | Text, name: str = "<pr>") -> float:
 
 def read_mar(
     source: Source, cardinalities: npt.ArrayLike | None = None, *, max_bytes: int | None = None
-) -> list[Floats]:
+) -> list[Doubles]:
     """Read a MAR file, plain or compressed; see :func:`parse_mar`.
 
     Args:

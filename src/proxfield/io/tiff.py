@@ -10,9 +10,9 @@ import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
 from pathlib import Path
-from types import ModuleType
 from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import numpy as np
@@ -20,7 +20,7 @@ import numpy as np
 from proxfield.core.common.arrays import Array, Dtype, Pixels
 from proxfield.core.common.extras import import_extra, install_hint, is_installed
 from proxfield.core.common.records import Record
-from proxfield.errors import InputError
+from proxfield.errors import InputError, reason
 from proxfield.io.files import (
     Target,
     atomic_write,
@@ -49,16 +49,10 @@ BLOCK = 256
 """Length of the tiles of a TIFF that is written."""
 LARGE_TIFF = 2**31
 """Bytes above which a TIFF gets offsets of 8 bytes."""
-
-
-def import_rasterio() -> ModuleType:
-    """The package rasterio, or how to install it."""
-    return import_extra("rasterio", "GeoTIFF needs rasterio", "geo")
-
-
-def import_tifffile() -> ModuleType:
-    """The package tifffile, or how to install it."""
-    return import_extra("tifffile", "windows of a TIFF need tifffile", "tiles")
+import_rasterio = partial(import_extra, "rasterio", "GeoTIFF needs rasterio", "geo")
+"""The package rasterio, or how to install it."""
+import_tifffile = partial(import_extra, "tifffile", "windows of a TIFF need tifffile", "tiles")
+"""The package tifffile, or how to install it."""
 
 
 def has_rasterio() -> bool:
@@ -425,15 +419,11 @@ class TiffOutput(NpyOutput):
 
 # ---- NIfTI ----
 
-
+import_nibabel = partial(import_extra, "nibabel", "NIfTI files need nibabel", "medical")
+"""The package nibabel, or how to install it."""
 NIFTI = (".nii", ".nii.gz")
 MILLIMETERS = {"meter": 1000.0, "mm": 1.0, "micron": 0.001}
 """Units of a NIfTI header; one that isn't known counts as mm."""
-
-
-def import_nibabel() -> ModuleType:
-    """The package nibabel, or how to install it."""
-    return import_extra("nibabel", "NIfTI files need nibabel", "medical")
 
 
 @dataclass(frozen=True)
@@ -479,21 +469,17 @@ def read_nifti(path: Target) -> PlacedImage:
         spatial = volume.header.get_xyzt_units()[0]
         zooms = tuple(float(z) for z in volume.header.get_zooms()[:3])
     except MemoryError:
-        raise InputError(
-            "volume doesn't fit in memory, expected a smaller one", path=name
-        ) from None
+        what = "volume doesn't fit in memory, expected a smaller one"
+        raise InputError(what, path=name) from None
     except Exception as error:  # of a dozen kinds, for a damaged file
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(
-            f"is no whole NIfTI volume ({reason}), expected .nii or .nii.gz", path=name
-        ) from None
+        what = f"is no whole NIfTI volume ({reason(error)}), expected .nii or .nii.gz"
+        raise InputError(what, path=name) from None
     while values.ndim > 3 and (values.shape[-1] == 1 or values.shape[3] == 1):
         values = values[..., 0] if values.shape[-1] == 1 else values[:, :, :, 0]
     if values.dtype.kind not in "biuf":
         raise InputError(f"holds {values.dtype}, expected real numbers", path=name)
     spacing = tuple(z * MILLIMETERS.get(spatial, 1.0) for z in zooms)
     if not all(0 < z < float("inf") for z in spacing):
-        raise InputError(
-            f"its header has the spacing {spacing}, expected numbers above 0", path=name
-        )
+        what = f"its header has the spacing {spacing}, expected numbers above 0"
+        raise InputError(what, path=name)
     return PlacedImage(values, NiftiReference(volume.affine, volume.header), spacing)

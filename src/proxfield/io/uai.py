@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from proxfield.core.common.arrays import Doubles, Ints
 from proxfield.errors import InputError, shown
 from proxfield.io.files import Source, Target, atomic_write
-from proxfield.io.tokens import Floats, Ints, Text, Tokens, read_text
+from proxfield.io.tokens import Text, Tokens, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,7 +54,7 @@ class UaiModel:
     scope_ptr: Ints
     scope_vars: Ints
     table_ptr: Ints
-    values: Floats
+    values: Doubles
 
     @property
     def num_factors(self) -> int:
@@ -146,11 +147,11 @@ def _refuse_repeats(tokens: Tokens, scopes: Ints, heads: Ints) -> None:
 def _tables(
     tokens: Tokens,
     begin: int,
-    sizes: Floats,
+    sizes: Doubles,
     cardinalities: Ints,
     scope_ptr: Ints,
     scope_vars: Ints,
-) -> tuple[Ints, Floats]:
+) -> tuple[Ints, Doubles]:
     """Read the tables, whose sizes follow from the scopes and are only checked here."""
     with np.errstate(over="ignore"):
         ends = begin + np.cumsum(sizes + 1)
@@ -321,7 +322,7 @@ _MAX_CONSTANTS = 100_000
 _BLOCK = 1 << 16
 
 
-def _rows(template: str, width: int, flat: Floats | Ints) -> list[str]:
+def _rows(template: str, width: int, flat: Doubles | Ints) -> list[str]:
     """Text of many rows of ``width`` numbers each, a block of rows for each call of %."""
     if width == 0:
         return []
@@ -334,7 +335,7 @@ def _rows(template: str, width: int, flat: Floats | Ints) -> list[str]:
     return pieces
 
 
-def _values(energies: Floats) -> tuple[Floats, Floats]:
+def _values(energies: Doubles) -> tuple[Doubles, Doubles]:
     """Entries exp(-energy) of flat tables (T, size), and the shift taken out of each."""
     if np.isnan(energies).any() or (energies == -np.inf).any():
         raise InputError(

@@ -26,7 +26,8 @@ def import_opencv() -> ModuleType:
     """OpenCV's module, or how to install it."""
     # its libraries print about unreadable files on their own; an error of ours says it in a line
     os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")
-    return import_extra("cv2", "videos need OpenCV", "video")
+    module: ModuleType = import_extra("cv2", "videos need OpenCV", "video")
+    return module
 
 
 @contextmanager

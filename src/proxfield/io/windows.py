@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -34,6 +33,8 @@ if TYPE_CHECKING:
 KINDS = (".npy", ".zarr", ".tif", ".tiff")
 """Endings of the files that can be written in windows."""
 
+import_zarr = partial(import_extra, "zarr", "zarr arrays need zarr", "tiles")
+"""The package zarr, or how to install it."""
 Window = tuple[slice, ...]
 """A range along each of the first axes, with numbers from 0."""
 
@@ -258,11 +259,6 @@ def _open_zarr(path: AnyPath) -> Array:
         f"({', '.join(inside[:5])})",
         path=name,
     )
-
-
-def import_zarr() -> ModuleType:
-    """The package zarr, or how to install it."""
-    return import_extra("zarr", "zarr arrays need zarr", "tiles")
 
 
 # ---- writing ----

@@ -12,7 +12,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -75,7 +74,7 @@ def ends_the_run(error: BaseException) -> bool:
     return isinstance(error, (ClusterError, LostWorkerError))
 
 
-def import_joblib() -> ModuleType:
+def import_joblib() -> Any:
     """joblib, or how to install it."""
     return import_extra("joblib", "several jobs need joblib", "images")
 
