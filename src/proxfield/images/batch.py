@@ -80,8 +80,7 @@ def refine_batch(
     if slots_of(jobs) == 1:
         records = [one(item) for item in items]
     else:
-        threads = run.get("threads")
-        threads = threads_per_item(jobs) if threads is None else int(threads)
+        threads = threads_per_item(jobs, run.get("threads"))
         one = partial(one, run={**run, "threads": threads})
         on_host = ((number, to_host(image), to_host(unary)) for number, image, unary in items)
         some = run_jobs(one, on_host, jobs, threads, name=_name_of, paths=False)

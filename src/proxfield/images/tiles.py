@@ -225,9 +225,8 @@ class _Tiling:
         if not todo:
             return
         jobs = None if jobs is None else min(jobs, len(todo))
-        work, threads = self.work, self.work.run.get("threads")
+        work, threads = self.work, threads_per_item(jobs, self.work.run.get("threads"))
         if slots_of(jobs) > 1:
-            threads = threads_per_item(jobs) if threads is None else int(threads)
             work = replace(_on_disk(work, self.held.path), run={**work.run, "threads": threads})
         job = TileJob(work, self.held.path)
         for record in run_jobs(job, map(self.grid.part, todo), jobs, threads):

@@ -122,7 +122,7 @@ def tune(
             raise InputError(f"{name}={shown(value)}, expected {least} or more")
     if budget is not None and not budget > 0:
         raise InputError(f"budget={shown(budget)}, expected seconds above 0")
-    threads = threads_per_item(jobs) if threads is None else threads
+    threads = threads_per_item(jobs, threads)
     run = _Tuning(cases, measure, Trials(store, measure, fresh), trials, budget, callback, threads)
     run.phases = min(folds, len(cases))
     with ExitStack() as stack:

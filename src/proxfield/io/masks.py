@@ -17,7 +17,7 @@ import numpy as np
 from proxfield.core.common.arrays import Doubles, Pixels
 from proxfield.core.common.checks import is_real
 from proxfield.errors import InputError, shown
-from proxfield.io.files import Target, display_name
+from proxfield.io.files import Target, display_name, naming
 from proxfield.io.images import read_image
 
 Size = tuple[int, int]
@@ -106,8 +106,8 @@ def read_mask(path: Target, size: Size | None = None, scale: float = 1.0) -> Dou
     Raises:
         InputError: If the file can't be read or has another size.
     """
-    name = display_name(path)
-    mask = as_mask(read_image(path), name)
+    with naming(path):
+        mask = as_mask(read_image(path))
     height, width = mask.shape
     full = (width, height) if size is None else size
     wanted = scaled_size(full, scale)
@@ -117,19 +117,19 @@ def read_mask(path: Target, size: Size | None = None, scale: float = 1.0) -> Dou
         raise InputError(
             f"the mask has {width}×{height} pixels, expected {full[0]}×{full[1]} as the "
             "silhouettes have",
-            path=name,
+            path=display_name(path),
         )
     return resize(mask, *wanted)
 
 
-def as_mask(pixels: Pixels, name: str) -> Doubles:
+def as_mask(pixels: Pixels) -> Doubles:
     """Pixels as a mask: whole numbers are shares of the largest, colors are averaged.
 
     Raises:
         InputError: If this is no mask, or one of 8 or 16 bits whose largest value is 1.
 
     Example:
-        >>> as_mask(np.array([[[255, 0, 0], [255, 255, 255]]], dtype=np.uint8), "x").round(2)
+        >>> as_mask(np.array([[[255, 0, 0], [255, 255, 255]]], dtype=np.uint8)).round(2)
         array([[0.33, 1.  ]])
     """
     values = np.asarray(pixels)
@@ -137,17 +137,16 @@ def as_mask(pixels: Pixels, name: str) -> Doubles:
         # 0 and 1 of segmentation tools, or a soft mask of almost nothing: no way to tell
         raise InputError(
             "has no value above 1, expected 255 (65535 in 16 bits) for foreground: multiply masks "
-            "of 0 and 1 by that",
-            path=name,
+            "of 0 and 1 by that"
         )
     full = {np.dtype(np.uint8): 255.0, np.dtype(np.uint16): 65535.0}.get(values.dtype, 1.0)
     if values.ndim == 3 and values.shape[2] in (1, 3):
         full, values = full * values.shape[2], values.sum(axis=2, dtype=np.float64)
     if values.ndim != 2 or not values.size:
-        raise InputError(f"holds an array of shape {values.shape}, expected a mask", path=name)
+        raise InputError(f"holds an array of shape {values.shape}, expected a mask")
     out = np.asarray(values / full, dtype=np.float64)
     if not ((out >= 0) & (out <= 1)).all():
-        raise InputError("has values outside of 0 to 1, expected a mask", path=name)
+        raise InputError("has values outside of 0 to 1, expected a mask")
     return out
 
 
@@ -329,11 +328,11 @@ def _step(
     except OSError:
         return []
     for name in names:
-        match = whole.fullmatch(name)
-        numbers = set() if match is None else {int(text) for text in match.groups()}
-        if match is None or len(numbers) != 1:
-            continue
-        if all(t == str(int(t)).zfill(w) for t, w in zip(match.groups(), widths, strict=True)):
+        found = whole.fullmatch(name)
+        texts = () if found is None else found.groups()
+        numbers = {int(text) for text in texts}
+        padded = all(t == str(int(t)).zfill(w) for t, w in zip(texts, widths, strict=False))
+        if len(numbers) == 1 and padded:
             out.append((numbers.pop(), folder / name))
     return out
 

@@ -24,7 +24,15 @@ import numpy as np
 from proxfield.core.common.arrays import Array, Dtype, Pixels
 from proxfield.core.common.extras import import_extra
 from proxfield.errors import InputError, reason
-from proxfield.io.files import NO_FOLDER, Target, display_name, ending, naming_damage, no_such_file
+from proxfield.io.files import (
+    NO_FOLDER,
+    Target,
+    display_name,
+    ending,
+    naming,
+    naming_damage,
+    no_such_file,
+)
 from proxfield.io.remote import AnyPath, RemotePath, is_remote, make_path
 
 if TYPE_CHECKING:
@@ -160,7 +168,8 @@ def open_sliced(given: Array, what: str = "the image") -> Sliced:
     if isinstance(given, Sliced):
         return given
     if isinstance(given, str | PathLike):
-        return _open_file(make_path(given))
+        with naming(given):
+            return _open_file(make_path(given))
     if (
         isinstance(given, np.memmap)
         and given.filename is not None
@@ -178,26 +187,23 @@ def open_sliced(given: Array, what: str = "the image") -> Sliced:
 def _open_file(path: AnyPath) -> Sliced:
     from proxfield.io import npy, tiff
 
-    name = display_name(path)
     if is_zarr(path):
         return FileSliced(path, partial(_open_zarr, path))
     if isinstance(path, RemotePath):
         raise InputError(
-            "can't be read in windows there, expected a zarr array or a file of this machine",
-            path=name,
+            "can't be read in windows there, expected a zarr array or a file of this machine"
         )
     if not path.exists():
-        raise no_such_file(name)
+        raise no_such_file(display_name(path))
     if path.is_dir():
-        raise InputError("is a folder, expected a file or a zarr array", path=name)
+        raise InputError("is a folder, expected a file or a zarr array")
     if ending(path) == ".npy":
         return npy.mapped(npy.map_array(path), path)
     with path.open("rb") as stream:  # slides have many endings
         if stream.read(4) in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
             return tiff.open_tiff(path)
     raise InputError(
-        "can't be read in windows, expected .npy, .zarr or a tiled TIFF (or the array itself)",
-        path=name,
+        "can't be read in windows, expected .npy, .zarr or a tiled TIFF (or the array itself)"
     )
 
 
@@ -246,9 +252,8 @@ class Held(Sliced):
 
 def _open_zarr(path: AnyPath) -> Array:
     """A zarr array in a folder; of a group, its only array or the one called 0 (full size)."""
-    zarr, name = import_zarr(), display_name(path)
-    with naming_damage(name, "zarr array"):
-        there = zarr.open(str(path), mode="r")
+    with naming_damage(display_name(path), "zarr array"):
+        there = import_zarr().open(str(path), mode="r")
     if hasattr(there, "shape"):
         return there
     inside = sorted(there.array_keys())
@@ -256,8 +261,7 @@ def _open_zarr(path: AnyPath) -> Array:
         return there["0" if "0" in inside else inside[0]]
     raise InputError(
         f"is a group of {len(inside)} zarr arrays, expected the path of one of them "
-        f"({', '.join(inside[:5])})",
-        path=name,
+        f"({', '.join(inside[:5])})"
     )
 
 
@@ -271,19 +275,17 @@ def check_output(path: Target, axes: int) -> None:
         path: The name.
         axes: Axes of the image's pixels.
     """
-    name = display_name(path)
-    if ending(path) not in KINDS:
-        raise InputError(
-            f"can't be written in windows, expected a name ending in {', '.join(KINDS)}",
-            path=name,
-        )
-    if not Path(path).absolute().parent.is_dir():
-        raise InputError(f"can't write, {NO_FOLDER}", path=name)
-    if ending(path) in (".tif", ".tiff") and axes != 2:
-        raise InputError(f"{axes} axes of pixels don't fit a TIFF, expected .npy", path=name)
-    is_folder = Path(path).is_dir()
-    if is_folder and not (ending(path) == ".zarr" and is_zarr(path)):
-        raise InputError("is a folder, expected the name of a file or a zarr array", path=name)
+    with naming(path):
+        if ending(path) not in KINDS:
+            raise InputError(
+                f"can't be written in windows, expected a name ending in {', '.join(KINDS)}"
+            )
+        if not Path(path).absolute().parent.is_dir():
+            raise InputError(f"can't write, {NO_FOLDER}")
+        if ending(path) in (".tif", ".tiff") and axes != 2:
+            raise InputError(f"{axes} axes of pixels don't fit a TIFF, expected .npy")
+        if Path(path).is_dir() and not (ending(path) == ".zarr" and is_zarr(path)):
+            raise InputError("is a folder, expected the name of a file or a zarr array")
     if ending(path) == ".zarr":
         import_zarr()
 

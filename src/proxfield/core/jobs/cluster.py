@@ -20,8 +20,8 @@ from proxfield._version import __version__
 from proxfield.core.common.extras import import_extra
 from proxfield.core.common.interrupts import deferred
 from proxfield.core.common.logs import log
-from proxfield.core.jobs.processes import POLL_SECONDS, Pool, Ticket
-from proxfield.core.jobs.running import ClusterError, call_from_elsewhere, host, import_joblib
+from proxfield.core.jobs.processes import POLL_SECONDS, Ticket, WorkerPool
+from proxfield.core.jobs.running import ClusterError, call, host, import_joblib
 from proxfield.errors import MissingDependencyError
 
 MOST_LOSSES = 10
@@ -66,7 +66,7 @@ def connected(address: str | None) -> Iterator[None]:
         client.close(timeout=CONNECT_SECONDS)
 
 
-class DaskWorkers(Pool):
+class DaskWorkers(WorkerPool):
     """The workers of a Dask cluster.
 
     Args:
@@ -126,11 +126,11 @@ class DaskWorkers(Pool):
 
         return int(config.get("distributed.scheduler.allowed-failures", 3)) + 1
 
-    def pack(self, function: Callable[[Any], Any]) -> bytes:
+    def pack(self, function: Callable[..., object]) -> bytes:
         """Bytes of a function, one of a notebook or a script included."""
         return _dumps(function)
 
-    def submit(self, work: Any, ticket: Ticket) -> bool:
+    def submit(self, work: object, ticket: Ticket) -> bool:
         data = _dumps(ticket.item)
         if len(data) > SMALL_ITEM and not self._large:
             self._large = True
@@ -228,7 +228,7 @@ def on_worker(what: bytes, data: bytes, folder: str | None, version: str) -> tup
                 f"a worker on {host()} can't load the work ({error}), expected proxfield "
                 f"{version} and its extras there"
             ) from None
-        return True, call_from_elsewhere(function, item, folder, version)
+        return True, call(function, item, folder, version, elsewhere=True)
     except MissingDependencyError as error:
         return False, ClusterError(
             f"a worker on {host()} lacks a package ({error}), expected the same extras as here on "

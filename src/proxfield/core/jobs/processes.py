@@ -52,7 +52,7 @@ class Ticket:
     future: Any = None
 
 
-class Pool(Workers):
+class WorkerPool(Workers):
     """Workers that take items one by one, and whose items are tried again if one is killed.
 
     Items are alone at their last try, which shows which of them is the cause. Ctrl-C is only
@@ -111,11 +111,11 @@ class Pool(Workers):
         if given_up and not self.interrupted:
             raise LostWorkerError(given_up, self.tries)
 
-    def pack(self, function: Callable[[Any], Any]) -> Any:
+    def pack(self, function: Callable[..., object]) -> object:
         """A function as `submit` takes it."""
         return function
 
-    def submit(self, work: Any, ticket: Ticket) -> bool:
+    def submit(self, work: object, ticket: Ticket) -> bool:
         """Hand an item over; False if that can't be done before `finished` was asked."""
         raise NotImplementedError
 
@@ -124,7 +124,7 @@ class Pool(Workers):
         raise NotImplementedError
 
 
-class Processes(Pool):
+class Processes(WorkerPool):
     """Processes of loky; neither Ctrl-C nor the end of their parent leaves any behind.
 
     Ctrl-C reaches all processes of a terminal. Raised while processes are being started or ended,
@@ -170,7 +170,7 @@ class Processes(Pool):
         finally:
             self._stack.close()  # here Ctrl-C is raised, if it came
 
-    def submit(self, work: Any, ticket: Ticket) -> bool:
+    def submit(self, work: object, ticket: Ticket) -> bool:
         try:
             future = self._pool.submit(call, work, ticket.item, self._folder, __version__)
         except BrokenProcessPool:  # while it was idle, or a moment ago

@@ -178,11 +178,13 @@ def share_of(jobs: int) -> int:
     return max(1, available_cores() // jobs)
 
 
-def threads_per_item(jobs: int | None = None) -> int | None:
-    """Threads of an item where none are given: a share of the cores, or 1 on other machines.
+def threads_per_item(jobs: int | None = None, threads: int | None = None) -> int | None:
+    """Threads of an item: as given, else a share of the cores, or 1 on other machines.
 
     None: as many as there are, for items in this process.
     """
+    if threads is not None:
+        return int(threads)
     slots = slots_of(jobs)
     if slots == 1:
         return None
@@ -314,7 +316,9 @@ class BackendWorkers(Workers):
 # ---- in the worker ----
 
 
-def call(function: Callable[[T], R], item: T, folder: str | None, version: str) -> R:
+def call(
+    function: Callable[[T], R], item: T, folder: str | None, version: str, elsewhere: bool = False
+) -> R:
     """Call a function in a worker, which may have been started elsewhere and by somebody else.
 
     Args:
@@ -322,6 +326,7 @@ def call(function: Callable[[T], R], item: T, folder: str | None, version: str) 
         item: With what.
         folder: The folder that relative names count from; None: there are none.
         version: Of the library where the item comes from.
+        elsewhere: Whether that may be another machine.
 
     Raises:
         ClusterError: If the worker has another version, or doesn't have the folder.
@@ -330,15 +335,10 @@ def call(function: Callable[[T], R], item: T, folder: str | None, version: str) 
         raise ClusterError(
             f"a worker on {host()} has proxfield {__version__}, expected {version} as here"
         )
-    with _FOLDER.entered(folder):
-        return function(item)
-
-
-def call_from_elsewhere(function: Callable[[T], R], item: T, folder: str | None, version: str) -> R:
-    """What `call` does, for a process that may be on another machine."""
-    token = _elsewhere.set(True)
+    token = _elsewhere.set(elsewhere)
     try:
-        return call(function, item, folder, version)
+        with _FOLDER.entered(folder):
+            return function(item)
     finally:
         _elsewhere.reset(token)
 
