@@ -49,8 +49,7 @@ def read_chunks(
     Args:
         read: Reads the file.
         name: The name of the file for messages.
-        max_bytes: Maximum number of bytes of content. By default 4 GiB, and for an archive at
-            most 64 MiB or 250 times its own size, whichever is more.
+        max_bytes: Maximum number of bytes of content, as for `proxfield.io.read_bytes`.
         size: Bytes of the file itself, if known before it is read.
 
     Raises:

@@ -14,6 +14,7 @@ import stat
 import sys
 from collections.abc import Iterator
 from errno import EINVAL
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
@@ -294,12 +295,9 @@ def parse_json(text: str, name: str) -> object:
 
 def _compress(data: bytes, name: str) -> bytes:
     """Compress as the suffix asks; the same data always give the same bytes."""
-    suffix = Path(name).suffix.lower()
-    if suffix == ".gz":
-        return gzip.compress(data, compresslevel=6, mtime=0)
-    if suffix == ".xz":
-        return lzma.compress(data)
-    return bz2.compress(data) if suffix == ".bz2" else data
+    gz = partial(gzip.compress, compresslevel=6, mtime=0)
+    kinds = {".gz": gz, ".xz": lzma.compress, ".bz2": bz2.compress}
+    return kinds.get(Path(name).suffix.lower(), bytes)(data)
 
 
 def _write_all(fd: int, data: bytes) -> None:

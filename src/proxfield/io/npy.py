@@ -165,10 +165,8 @@ class NpyOutput(Output):
         self.target, self.path = new.target, new.folder / "output.npy"
         with writing_to(new.folder):
             if not self.path.exists():
-                aside = new.folder / "empty.npy"
-                mapped = np.lib.format.open_memmap(aside, "w+", new.dtype, new.shape)
-                del mapped
-                aside.replace(self.path)
+                with replacing(self.path) as aside:
+                    np.lib.format.open_memmap(aside, "w+", new.dtype, new.shape)
         self.offset = int(map_array(self.path).offset)
 
     def write(self, window: Window, values: Pixels) -> None:

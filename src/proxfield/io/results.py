@@ -440,8 +440,7 @@ def read_evidence(
         source: A path, ``"-"`` for standard input, or an open binary file.
         cardinalities: Number of labels of each variable.
         base: 1 if the file counts variables from 1, otherwise 0.
-        max_bytes: Maximum number of bytes of content. By default 4 GiB, and for a compressed file
-            at most 64 MiB or 250 times its own size, whichever is more.
+        max_bytes: Maximum number of bytes of content, as for `read_model`.
 
     Returns:
         The label of each observed variable; see :func:`parse_evidence`.
