@@ -105,6 +105,7 @@ def read_boxes(path: Target, cameras: tuple[str, ...]) -> dict[str, Found]:
     Raises:
         InputError: If a file can't be read, or a camera has no boxes.
     """
+    asked: list[tuple[str, str | None]]
     if "camera" in fields(path):
         asked = [(fill(path, camera=c), c) for c in cameras]
     else:

@@ -12,7 +12,7 @@ import re
 import secrets
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from errno import EINVAL
 from functools import partial
 from pathlib import Path
@@ -120,9 +120,10 @@ def naming_damage(
         proxfield.errors.InputError: x.npy: array file is damaged or cut short (No data left in \
 file), expected a whole file
     """
+    passed = (ProxfieldError, *passed)
     try:
         yield
-    except (ProxfieldError, *passed):
+    except passed:
         raise
     except FileNotFoundError:
         raise InputError("no such file, expected an existing file", path=name) from None
@@ -296,6 +297,7 @@ def parse_json(text: str, name: str) -> object:
 def _compress(data: bytes, name: str) -> bytes:
     """Compress as the suffix asks; the same data always give the same bytes."""
     gz = partial(gzip.compress, compresslevel=6, mtime=0)
+    kinds: dict[str, Callable[[bytes], bytes]]
     kinds = {".gz": gz, ".xz": lzma.compress, ".bz2": bz2.compress}
     return kinds.get(Path(name).suffix.lower(), bytes)(data)
 

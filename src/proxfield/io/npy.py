@@ -13,7 +13,7 @@ from typing import IO, Any, Literal
 
 import numpy as np
 
-from proxfield.core.common.arrays import Array, Pixels
+from proxfield.core.common.arrays import Array, Dtype, Pixels
 from proxfield.errors import InputError
 from proxfield.io.files import display_name, naming_damage, replacing
 from proxfield.io.windows import FileSliced, NewFile, Output, Window, writing_to
@@ -153,8 +153,13 @@ def mapped(array: Pixels, path: Path) -> FileSliced:
             f"holds an array of shape {array.shape}, expected pixels", path=display_name(path)
         )
     order: Literal["C", "F"] = "C" if array.flags.c_contiguous else "F"
-    place = (path, array.dtype, "r", int(array.offset), array.shape, order)
-    return FileSliced(path, partial(np.memmap, *place))
+    return FileSliced(path, partial(_map, path, array.dtype, array.offset, array.shape, order))
+
+
+def _map(
+    path: Path, dtype: Dtype, offset: int, shape: tuple[int, ...], order: Literal["C", "F"]
+) -> Array:
+    return np.memmap(path, dtype, "r", offset, shape, order)
 
 
 class NpyOutput(Output):
