@@ -18,7 +18,7 @@ import proxfield as pf
 from proxfield.core.solve.infer import infer_one
 from proxfield.core.solve.request import Request
 from proxfield.core.solve.rules.registry import make_rule
-from proxfield.io.evidence import read_evidence
+from proxfield.io.results import read_evidence
 
 
 def infer(field: pf.Field, rule: str, budget: float, seed: int) -> pf.Result:

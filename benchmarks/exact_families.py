@@ -17,8 +17,7 @@ from pathlib import Path
 import numpy as np
 
 import proxfield as pf
-from proxfield.io.evidence import read_evidence
-from proxfield.io.results import read_mar, read_pr
+from proxfield.io.results import read_evidence, read_mar, read_pr
 
 
 def load(path: Path) -> tuple[pf.Field, float, np.ndarray]:

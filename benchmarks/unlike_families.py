@@ -20,7 +20,7 @@ import numpy as np
 import proxfield as pf
 from auto_search import infer
 from proxfield.generate import grid
-from proxfield.io.evidence import read_evidence
+from proxfield.io.results import read_evidence
 
 RULES = ("sweep", "colored", "full-parallel", "adhoc", "fixed", "adaptive", "momentum", "adam")
 

@@ -53,10 +53,10 @@ if TYPE_CHECKING:  # typing takes some milliseconds to import, in which Ctrl-C i
     from proxfield.errors import UnsupportedError as UnsupportedError
     from proxfield.field import Field as Field
     from proxfield.images.batch import refine_batch as refine_batch
-    from proxfield.images.bilateral import bilateral_filter as bilateral_filter
     from proxfield.images.cooccurrence import CooccurrenceStatistics as CooccurrenceStatistics
     from proxfield.images.dense_result import DenseResult as DenseResult
     from proxfield.images.densecrf import DenseCRF as DenseCRF
+    from proxfield.images.pixels import bilateral_filter as bilateral_filter
     from proxfield.images.search import TuneProgress as TuneProgress
     from proxfield.images.search import TuneResult as TuneResult
     from proxfield.images.settings import PRESETS as PRESETS
@@ -66,8 +66,8 @@ if TYPE_CHECKING:  # typing takes some milliseconds to import, in which Ctrl-C i
     from proxfield.images.tiles import TilesResult as TilesResult
     from proxfield.images.tiles import refine_tiles as refine_tiles
     from proxfield.images.tune import tune as tune
-    from proxfield.io import uai, uai_write
-    from proxfield.io.evidence import read_evidence as read_evidence
+    from proxfield.io import uai
+    from proxfield.io.results import read_evidence as read_evidence
     from proxfield.mixture import Clamp as Clamp
     from proxfield.mixture import Mode as Mode
     from proxfield.people.occupancy import Occupancy as Occupancy
@@ -79,7 +79,7 @@ if TYPE_CHECKING:  # typing takes some milliseconds to import, in which Ctrl-C i
     from proxfield.result import Trace as Trace
     from proxfield.warming import warmup as warmup
 
-    read_uai, write_uai = uai.read_model, uai_write.write_model
+    read_uai, write_uai = uai.read_model, uai.write_model
 
 APPLICATIONS = ("images.registration", "people.registration")
 """Modules that add what applications bring to the core's registries, imported when it is needed."""
@@ -103,7 +103,7 @@ _PLACES = {
     "errors": "InputError MemoryLimitError ProxfieldError UnsupportedError",
     "field": "Field",
     "images.batch": "refine_batch",
-    "images.bilateral": "bilateral_filter",
+    "images.pixels": "bilateral_filter",
     "images.cooccurrence": "CooccurrenceStatistics",
     "images.dense_result": "DenseResult",
     "images.densecrf": "DenseCRF",
@@ -111,9 +111,8 @@ _PLACES = {
     "images.settings": "PRESETS DenseSettings read_config write_config",
     "images.tiles": "TilesResult refine_tiles",
     "images.tune": "tune",
-    "io.evidence": "read_evidence",
-    "io.uai": "read_uai",
-    "io.uai_write": "write_uai",
+    "io.results": "read_evidence",
+    "io.uai": "read_uai write_uai",
     "mixture": "Clamp Mode",
     "people.occupancy": "Occupancy",
     "people.silhouettes": "Boxes Runs Silhouettes",

@@ -18,8 +18,7 @@ from PIL import Image
 
 import proxfield as pf
 from proxfield.images.cooccurrence import CooccurrenceStatistics
-from proxfield.io.images import read_image, read_labels, read_probabilities
-from proxfield.io.palette import label_colors
+from proxfield.io.images import label_colors, read_image, read_labels, read_probabilities
 
 NAMES = ("a", "b", "c")
 SIZE = (20, 30)

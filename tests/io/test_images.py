@@ -13,6 +13,9 @@ from PIL import Image
 
 from proxfield.errors import InputError, MissingDependencyError
 from proxfield.io.images import (
+    IGNORED_COLOR,
+    LABEL_COLORS,
+    label_colors,
     read_image,
     read_labels,
     read_probabilities,
@@ -20,7 +23,6 @@ from proxfield.io.images import (
     write_probabilities,
 )
 from proxfield.io.overlay import overlay, write_overlay
-from proxfield.io.palette import IGNORED_COLOR, TABLE, label_colors
 
 RNG = np.random.default_rng(0)
 RGB = RNG.integers(0, 256, size=(7, 9, 3), dtype=np.uint8)
@@ -366,7 +368,7 @@ def test_colors_are_told_apart() -> None:
     assert colors.shape == (64, 3)
     gap = np.abs(colors[:, None] - colors[None]).sum(axis=2) + 999 * np.eye(64, dtype=int)
     assert gap.min() > 8
-    assert gap[: len(TABLE), : len(TABLE)].min() > 60
+    assert gap[: len(LABEL_COLORS), : len(LABEL_COLORS)].min() > 60
     np.testing.assert_array_equal(label_colors(4, PALETTE)[:3].ravel(), PALETTE)
     np.testing.assert_array_equal(label_colors(4, PALETTE)[3], label_colors(4)[3])
 

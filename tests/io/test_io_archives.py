@@ -16,9 +16,8 @@ from click.testing import CliRunner
 from proxfield.cli.main import cli
 from proxfield.errors import InputError
 from proxfield.io import archives
-from proxfield.io.evidence import read_evidence
 from proxfield.io.files import read_bytes
-from proxfield.io.results import read_map
+from proxfield.io.results import read_evidence, read_map
 from proxfield.io.tokens import Tokens, squeeze
 from proxfield.io.uai import read_model
 

@@ -66,22 +66,22 @@ def test_arrays(tmp_path: Path) -> None:
     np.save(tmp_path / "m.npy", np.array([[0.25, 2.0]]))
     with pytest.raises(InputError, match=r"m\.npy: has values outside of 0 to 1"):
         read_mask(tmp_path / "m.npy")
-    assert as_mask(np.array([[65535, 0]], dtype=np.uint16), "x").tolist() == [[1.0, 0.0]]
+    assert as_mask(np.array([[65535, 0]], dtype=np.uint16)).tolist() == [[1.0, 0.0]]
     with pytest.raises(InputError, match="expected a mask"):
-        as_mask(np.zeros((2, 2, 7)), "x")
+        as_mask(np.zeros((2, 2, 7)))
     with pytest.raises(InputError, match="outside of 0 to 1"):
-        as_mask(np.full((2, 2), np.nan), "x")
+        as_mask(np.full((2, 2), np.nan))
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
 @pytest.mark.parametrize("shape", [(2, 3), (2, 3, 3)])
 def test_masks_of_0_and_1_are_refused(dtype: Any, shape: tuple[int, ...], tmp_path: Path) -> None:
     pixels = np.zeros(shape, dtype=dtype)
-    assert not as_mask(pixels, "x").any()  # nobody is there: fine
+    assert not as_mask(pixels).any()  # nobody is there: fine
     pixels[0, 0] = 1
     with pytest.raises(InputError, match=r"x: has no value above 1, expected 255 .* multiply"):
-        as_mask(pixels, "x")
-    assert as_mask(2 * pixels, "x").max() > 0  # soft
+        as_mask(pixels)
+    assert as_mask(2 * pixels).max() > 0  # soft
     Image.fromarray(np.array([[True, False]])).save(tmp_path / "bits.png")
     assert read_mask(tmp_path / "bits.png").tolist() == [[1.0, 0.0]]
 

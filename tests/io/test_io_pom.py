@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from proxfield.errors import InputError
-from proxfield.io.patterns import fields, fill, find_frames
+from proxfield.io.masks import fields, fill, find_frames
 from proxfield.io.pom import (
     PomFile,
     format_pom,

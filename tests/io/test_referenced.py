@@ -12,8 +12,7 @@ import pytest
 from proxfield.errors import InputError
 from proxfield.io.files import ending, stem
 from proxfield.io.images import read_image
-from proxfield.io.nifti import read_nifti
-from proxfield.io.tiff import has_deep_color, is_geotiff, read_geotiff, tiff_tags
+from proxfield.io.tiff import has_deep_color, is_geotiff, read_geotiff, read_nifti, tiff_tags
 
 RNG = np.random.default_rng(0)
 

@@ -32,6 +32,7 @@ import proxfield as pf
 from proxfield.cli.main import cli
 from proxfield.core.jobs import ClusterError, LostWorkerError, open_workers, run_jobs
 from proxfield.core.jobs.cluster import DaskWorkers, connected, on_worker
+from proxfield.core.jobs.processes import Ticket
 from proxfield.errors import InputError
 from proxfield.generate import grid
 
@@ -89,16 +90,15 @@ def test_results_that_are_lost_are_computed_again(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker may be ended between the end of an item and the journey of its result."""
-    original, lost = DaskWorkers._next_done, []
+    original, lost = DaskWorkers._result_is_lost, []
 
-    def next_done(self: DaskWorkers) -> tuple[Any, Any, int]:
-        future, item, losses = original(self)
-        if future is not None and item in (3, 4) and losses < 2:
-            lost.append(item)
-            future._state.lose()
-        return future, item, losses
+    def result_is_lost(self: DaskWorkers, ticket: Ticket) -> bool:
+        if ticket.item in (3, 4) and ticket.losses < 2:
+            lost.append(ticket.item)
+            ticket.future._state.lose()
+        return original(self, ticket)
 
-    monkeypatch.setattr(DaskWorkers, "_next_done", next_done)
+    monkeypatch.setattr(DaskWorkers, "_result_is_lost", result_is_lost)
     with joblib.parallel_config("dask", client=cluster):
         assert sorted(run_jobs(square, range(6))) == [x * x for x in range(6)]
         assert sorted(lost) == [3, 3, 4, 4]

@@ -42,7 +42,7 @@ from proxfield.core.jobs import (
     threads_per_item,
 )
 from proxfield.core.jobs.processes import Processes
-from proxfield.core.jobs.workers import Workers, call
+from proxfield.core.jobs.running import Workers, call
 from proxfield.errors import InputError, ProxfieldError
 from proxfield.generate import grid
 

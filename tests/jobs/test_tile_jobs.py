@@ -19,9 +19,8 @@ from jobs_cases import children_of, contents, hide_package, make_scene, show_pac
 import proxfield as pf
 from proxfield.cli.main import cli
 from proxfield.core.jobs import ClusterError
-from proxfield.images.tile_grid import make_grid
-from proxfield.images.tile_jobs import TileJob
-from proxfield.images.tile_work import make_tile
+from proxfield.images.tile_work import make_grid, make_tile
+from proxfield.images.tiles import TileJob
 from proxfield.io.npy import NpyOutput
 from proxfield.io.windows import open_sliced
 
@@ -213,8 +212,8 @@ def test_a_worker_without_the_extra(files: Path, cluster: Any) -> None:
 
 
 def test_a_folder_that_workers_do_not_share(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from proxfield.images import tile_jobs
+    from proxfield.images import tiles as module
 
-    monkeypatch.setattr(tile_jobs, "_store", lambda path, values: None)  # as if elsewhere
+    monkeypatch.setattr(module, "store_array", lambda path, values: None)  # as if elsewhere
     with pytest.raises(pf.InputError, match="expected a folder that all workers share"):
         tiles("out.npy")

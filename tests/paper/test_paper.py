@@ -13,8 +13,7 @@ import pytest
 import proxfield as pf
 from helpers import MONOTONE, VARIANTS, infer
 from proxfield.bench.suites import load_suites
-from proxfield.io.evidence import read_evidence
-from proxfield.io.results import read_pr
+from proxfield.io.results import read_evidence, read_pr
 from standins import DATA, EXACT, write_exact
 
 UAI = DATA / "uai"

@@ -22,7 +22,7 @@ from studio_cases import SHAPE
 
 import proxfield as pf
 from conftest import Running
-from proxfield.io.palette import label_colors
+from proxfield.io.images import label_colors
 from proxfield.studio.inputs import read_files
 from proxfield.studio.session import StudioSession
 

@@ -96,7 +96,7 @@ def test_label_pictures_are_exact() -> None:
 
     from PIL import Image
 
-    from proxfield.io.palette import label_colors
+    from proxfield.io.images import label_colors
 
     labels = np.array([[0, 1, 255], [2, 1, 0]])
     shown = np.array([[True, True, True], [True, False, True]])

@@ -155,7 +155,7 @@ def test_names_of_images() -> None:
 
 
 def test_uai_files_know_no_names() -> None:
-    from proxfield.io.uai_write import format_model
+    from proxfield.io.uai import format_model
 
     field = lamp()
     plain = pf.Field([2, 3], terms=field.terms)

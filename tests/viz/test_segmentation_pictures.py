@@ -11,7 +11,7 @@ import pytest
 
 import proxfield as pf
 from proxfield.errors import MissingDependencyError
-from proxfield.io.palette import label_colors
+from proxfield.io.images import label_colors
 
 pytest.importorskip("matplotlib")
 

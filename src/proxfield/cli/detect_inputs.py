@@ -16,8 +16,7 @@ from proxfield.errors import InputError
 from proxfield.io.boxes import MIN_SCORE, BoxMasks
 from proxfield.io.files import display_name
 from proxfield.io.images import read_array
-from proxfield.io.masks import MaskFiles
-from proxfield.io.patterns import fields, fill, find_frames, missing_file
+from proxfield.io.masks import MaskFiles, fields, fill, find_frames, missing_file
 from proxfield.io.pom import PomFile, read_dat, read_pom
 from proxfield.io.video import VideoMasks
 from proxfield.people.cache import read_cache, visible_region, write_cache

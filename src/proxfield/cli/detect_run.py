@@ -21,7 +21,7 @@ from proxfield.core.jobs import ends_the_run, open_workers
 from proxfield.errors import InputError, ProxfieldError
 from proxfield.io.files import display_name
 from proxfield.io.images import read_image
-from proxfield.io.patterns import fill
+from proxfield.io.masks import fill
 from proxfield.people.detect import Detector, OccupancyMap
 from proxfield.people.scene import Scene
 from proxfield.viz.people import write_picture

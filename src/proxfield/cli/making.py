@@ -10,7 +10,7 @@ from proxfield.cli.progress import Display
 from proxfield.cli.shared import show_summary
 from proxfield.field import Field
 from proxfield.io.folders import check_folder
-from proxfield.io.uai_write import format_model, write_model
+from proxfield.io.uai import format_model, write_model
 
 
 def grid(options: Options) -> None:

@@ -20,9 +20,8 @@ from proxfield.core.common.records import Record, plain
 from proxfield.errors import InputError
 from proxfield.io.files import atomic_write, display_name, ending, stem
 from proxfield.io.images import ARRAYS, PICTURES
-from proxfield.io.nifti import NIFTI
 from proxfield.io.remote import AnyPath, RemotePath, is_remote, make_path
-from proxfield.io.tiff import GEOTIFF, has_rasterio, is_geotiff
+from proxfield.io.tiff import GEOTIFF, NIFTI, has_rasterio, is_geotiff
 from proxfield.io.windows import is_zarr
 
 IMAGES = (*PICTURES, *ARRAYS, *NIFTI)

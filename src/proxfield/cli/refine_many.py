@@ -37,8 +37,8 @@ from proxfield.images.densecrf import DenseCRF
 from proxfield.io import npy
 from proxfield.io.files import display_name, ending
 from proxfield.io.images import ARRAYS, PICTURES, import_pillow
-from proxfield.io.nifti import NIFTI, import_nibabel
 from proxfield.io.remote import AnyPath
+from proxfield.io.tiff import NIFTI, import_nibabel
 
 SAMPLED_FILES = 200
 """Files, the largest ones, whose sizes decide how many images are refined at once."""

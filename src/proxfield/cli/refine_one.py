@@ -40,16 +40,18 @@ from proxfield.io.images import (
     write_labels,
     write_probabilities,
 )
-from proxfield.io.nifti import NIFTI, NiftiReference, read_nifti
 from proxfield.io.overlay import write_overlay
 from proxfield.io.remote import AnyPath
 from proxfield.io.tiff import (
     GEO_REMEDY,
     GEOTIFF,
+    NIFTI,
     GeoReference,
+    NiftiReference,
     has_rasterio,
     is_geotiff,
     read_geotiff,
+    read_nifti,
 )
 
 NOT_PARAMETERS = ("threads",)

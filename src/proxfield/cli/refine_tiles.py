@@ -30,13 +30,12 @@ from proxfield.core.jobs.running import Part
 from proxfield.errors import InputError
 from proxfield.images.inputs import confidence_note
 from proxfield.images.settings import DenseSettings
-from proxfield.images.tile_grid import HALO_SIGMAS
+from proxfield.images.tile_work import HALO_SIGMAS
 from proxfield.io.files import display_name, ending, stem
 from proxfield.io.images import PICTURES, read_image, read_labels, write_labels
-from proxfield.io.nifti import NIFTI
 from proxfield.io.npy import map_array
 from proxfield.io.remote import RemotePath
-from proxfield.io.tiff import GEOTIFF, has_rasterio, is_geotiff, read_reference
+from proxfield.io.tiff import GEOTIFF, NIFTI, has_rasterio, is_geotiff, read_reference
 from proxfield.io.windows import KINDS, is_windowed, is_zarr
 
 TILE = 1024

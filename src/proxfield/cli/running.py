@@ -25,7 +25,7 @@ from proxfield.core.solve.rules.base import Rule
 from proxfield.core.solve.rules.registry import dense_rules, make_rule
 from proxfield.errors import InputError, ProxfieldError
 from proxfield.field import Field
-from proxfield.io.evidence import read_evidence
+from proxfield.io.results import read_evidence
 from proxfield.io.uai import read_model
 from proxfield.result import Result, Status
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -12,11 +12,10 @@ from numpy.typing import ArrayLike
 
 from proxfield.core.common.arrays import Array
 from proxfield.core.common.records import Record
-from proxfield.core.jobs import run_jobs, slots_of, threads_per_item
-from proxfield.errors import InputError, InputWarning, ProxfieldError, shown
-from proxfield.images.arrays import ArrayKind, to_host
+from proxfield.core.jobs import check_jobs, run_jobs, slots_of, threads_per_item
+from proxfield.errors import InputError, InputWarning, shown
 from proxfield.images.densecrf import DenseCRF, divided
-from proxfield.images.inputs import confidence_note
+from proxfield.images.inputs import ArrayKind, confidence_note, to_host
 from proxfield.images.known import CONFIDENCE
 from proxfield.images.settings import DenseSettings
 
@@ -60,10 +59,7 @@ def refine_batch(
     """
     if output not in OUTPUTS:
         raise InputError(f"output={shown(output)}, expected probabilities, labels or results")
-    if jobs is not None:
-        if isinstance(jobs, bool) or not isinstance(jobs, int | np.integer) or jobs < 1:
-            raise InputError(f"jobs={shown(jobs)}, expected a whole number above 0")
-        jobs = int(jobs)
+    jobs = check_jobs(jobs)
     if (probabilities is None) == (logits is None):
         raise InputError("a batch needs probabilities or logits, one of them")
     given = logits if probabilities is None else probabilities
@@ -80,7 +76,15 @@ def refine_batch(
     said = confidence is not None
     build["confidence"] = confidence if said else CONFIDENCE
     one = partial(_refine, what=what, output=output, build=build, run=run)
-    records = _in_order(one, items, None if jobs is None else max(1, min(jobs, len(items))), run)
+    jobs = None if jobs is None else max(1, min(jobs, len(items)))
+    if slots_of(jobs) == 1:
+        records = [one(item) for item in items]
+    else:
+        threads = threads_per_item(jobs, run.get("threads"))
+        one = partial(one, run={**run, "threads": threads})
+        on_host = ((number, to_host(image), to_host(unary)) for number, image, unary in items)
+        some = run_jobs(one, on_host, jobs, threads, name=_name_of, paths=False)
+        records = sorted(some, key=lambda record: int(record["number"]))
     found = [record["result"] for record in records]
     certain = sum(record["certain"] for record in records)
     if certain and not said:
@@ -103,7 +107,7 @@ def _refine(item: Item, what: str, output: str, build: Record, run: Record) -> R
         crf = DenseCRF(image, **{what: unary}, **build)
         result = crf.infer(**run)
     except InputError as error:
-        raise InputError(f"image {number} of the batch: {error}") from None
+        raise InputError(f"{_name_of(item)}: {error}") from None
     record: Record = {"number": number, "certain": crf.confidence is not None}
     if output == "results":
         return {**record, "result": result}
@@ -111,38 +115,6 @@ def _refine(item: Item, what: str, output: str, build: Record, run: Record) -> R
     return {**record, "result": values, "labels_axis": crf.labels_axis}
 
 
-def _in_order(
-    one: Callable[..., Record], items: Sequence[Item], jobs: int | None, run: Record
-) -> list[Record]:
-    """The records of all images, in the order of the images."""
-    if slots_of(jobs) == 1:
-        return [one(item) for item in items]
-    threads = run.get("threads")
-    threads = threads_per_item(jobs) if threads is None else int(threads)
-    one = partial(one, run={**run, "threads": threads})
-    on_host = ((number, to_host(image), to_host(unary)) for number, image, unary in items)
-    work = partial(_keep_error, one=one)
-    records = run_jobs(
-        work,
-        on_host,
-        jobs,
-        threads,
-        name=lambda item: f"image {item[0]} of the batch",
-        paths=False,
-    )
-    return list(_raised(sorted(records, key=lambda record: int(record["number"]))))
-
-
-def _keep_error(item: Item, one: Callable[..., Record]) -> Record:
-    """An error as an entry: exceptions with arguments of their own don't travel."""
-    try:
-        return dict(one(item))
-    except ProxfieldError as error:
-        return {"number": item[0], "error": str(error), "kind": type(error)}
-
-
-def _raised(records: Iterable[Record]) -> Iterator[Record]:
-    for record in records:
-        if "error" in record:
-            raise record["kind"](record["error"])
-        yield record
+def _name_of(item: Item) -> str:
+    """An image in messages."""
+    return f"image {item[0]} of the batch"

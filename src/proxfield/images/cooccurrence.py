@@ -15,7 +15,7 @@ from proxfield.core.common.arrays import Pixels
 from proxfield.core.common.checks import whole_number
 from proxfield.core.terms.base import Ints, as_indices
 from proxfield.errors import InputError
-from proxfield.io.files import Source, Target, atomic_write, display_name, read_bytes
+from proxfield.io.files import Source, Target, atomic_write, display_name, naming, read_bytes
 
 MIN_PROBABILITY = 1e-6
 """Probabilities of a pair are cut off here, so that its energy stays finite."""
@@ -73,10 +73,8 @@ class CooccurrenceStatistics:
         if (np.diagonal(both) != alone).any():
             c = int(np.flatnonzero(np.diagonal(both) != alone)[0])
             raise InputError(f"pair count ({c}, {c}) is {both[c, c]}, expected {alone[c]}")
-        object.__setattr__(self, "images", count)
-        object.__setattr__(self, "presence", alone)
-        object.__setattr__(self, "pairs", both)
-        object.__setattr__(self, "min_pixels", whole_number(min_pixels, "min_pixels", 1))
+        fewest = whole_number(min_pixels, "min_pixels", 1)
+        vars(self).update(images=count, presence=alone, pairs=both, min_pixels=fewest)
 
     @property
     def n_labels(self) -> int:
@@ -211,10 +209,8 @@ class CooccurrenceStatistics:
     def load(cls, source: Source, *, min_pixels: int | None = None) -> CooccurrenceStatistics:
         """Read a file of counts; see `from_json`."""
         data, name = read_bytes(source)
-        try:
+        with naming(name):
             return cls.from_json(data, min_pixels=min_pixels)
-        except InputError as error:
-            raise InputError(error.message, path=name) from None
 
 
 def find_label_maps(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:

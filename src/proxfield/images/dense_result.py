@@ -146,7 +146,14 @@ def unchanged_note(result: DenseResult) -> str:
             f"no pixel changed: {crf.n_labels} labels of confidence {crf.confidence:g} outweigh "
             "the terms; lower confidence=, or pass larger weights (preset='krahenbuehl')"
         )
-    share = 0.0 if crf._certain_meant else certain_share(crf)
+    if crf._certain_meant:
+        return ""
+    unary = crf.terms[0]
+    assert isinstance(unary, Unary)
+    table = np.asarray(unary.energies).reshape(crf.n_vars, -1)
+    low, second = np.partition(table, 1, axis=1)[:, :2].T
+    certain = (second - low >= 0.999 * ODDS) & np.isfinite(second)  # without those of scribbles
+    share = float(certain.mean())
     if share <= MOSTLY:
         return ""
     return (
@@ -168,13 +175,3 @@ def labels_outweigh_terms(crf: DenseCRF) -> bool:
         return False
     others = (1 - crf.confidence) / (crf.n_labels - 1)
     return bool(0 < 0.8 * sum(weights) <= np.log(crf.confidence / others))
-
-
-def certain_share(crf: DenseCRF) -> float:
-    """Share of the pixels of which a label is certain, without those of scribbles."""
-    unary = crf.terms[0]
-    assert isinstance(unary, Unary)
-    table = np.asarray(unary.energies).reshape(crf.n_vars, -1)
-    low, second = np.partition(table, 1, axis=1)[:, :2].T
-    certain = (second - low >= 0.999 * ODDS) & np.isfinite(second)
-    return float(certain.mean())

@@ -22,27 +22,28 @@ from proxfield.core.common.records import Record
 from proxfield.core.filters.points import PixelPoints
 from proxfield.core.solve.infer import infer
 from proxfield.core.solve.rules.base import Rule
-from proxfield.core.terms.base import Ints, Term
+from proxfield.core.terms.base import Ints
 from proxfield.core.terms.cooccurrence import Cooccurrence
 from proxfield.core.terms.unary import Unary
 from proxfield.errors import InputError, InputWarning, cut_middle, refuse_keywords, shown
 from proxfield.field import LONGEST_KINDS, Field
-from proxfield.images.arrays import ArrayKind, to_host
 from proxfield.images.cooccurrence import CooccurrenceStatistics
 from proxfield.images.dense_result import DenseResult, unchanged_note
 from proxfield.images.inputs import (
     READING,
+    ArrayKind,
     Form,
     Reading,
     as_rows,
     confidence_note,
+    fix_labels,
     read_inputs,
+    to_host,
 )
 from proxfield.images.known import (
     CONFIDENCE,
     check_confidence,
     find_ignored,
-    fix_labels,
     flags_of,
     runs_of,
 )
@@ -198,19 +199,19 @@ class DenseCRF(Field):
         """Number of updates that `infer` makes if it isn't told; None: as published ones do."""
         scale = widths(reading["spacing"], len(self.pixels), "spacing", "axis")
         first = first_pixel(reading["origin"], len(self.pixels))
-        if settings.spatial_weight != 0:
-            sigma = widths(settings.spatial_sigma, len(self.pixels), "spatial_sigma", "axis")
-            places = PixelPoints(self.pixels, scale / sigma, origin=first)
-            self.add(settings.term(places, settings.spatial_weight))
-        if settings.bilateral_weight != 0 and read.image is not None:
-            sigma = widths(settings.bilateral_sigma, len(self.pixels), "bilateral_sigma", "axis")
-            channels = channels_last(read.image, read.axes)
-            colors = color_bandwidth(read.image, settings.bilateral_color, settings.color_range)
-            color = widths(colors, channels.shape[-1], "bilateral_color", "channel")
-            seen = PixelPoints(self.pixels, scale / sigma, channels, color, first)
-            self.add(settings.term(seen, settings.bilateral_weight))
+        for kind in settings.kinds(read.image is not None):
+            sigma = settings.sigmas(kind, len(self.pixels))
+            channels = color = None
+            if kind == "bilateral" and read.image is not None:
+                channels = channels_last(read.image, read.axes.channels)
+                colors = color_bandwidth(read.image, settings.bilateral_color, settings.color_range)
+                color = widths(colors, channels.shape[-1], "bilateral_color", "channel")
+            points = PixelPoints(self.pixels, scale / sigma, channels, color, first)
+            self.add(settings.term(points, getattr(settings, f"{kind}_weight")))
         if cooccurrence is not None:
-            self.add(_cooccurrence_term(cooccurrence, self.n_vars, self.n_labels))
+            if isinstance(cooccurrence, str | PathLike):
+                cooccurrence = CooccurrenceStatistics.load(cooccurrence)
+            self.add(Cooccurrence(cooccurrence, pixels=self.n_vars, n_labels=self.n_labels))
 
     @classmethod
     def from_labels(
@@ -460,10 +461,3 @@ def infer_dense(
     if known and result.status is Status.MAX_ITERS:
         result.asked = "as the preset asks"
     return DenseResult(**{f.name: getattr(result, f.name) for f in fields(result)})
-
-
-def _cooccurrence_term(
-    given: CooccurrenceStatistics | str | PathLike[str], pixels: int, n_labels: int
-) -> Term:
-    statistics = CooccurrenceStatistics.load(given) if isinstance(given, str | PathLike) else given
-    return Cooccurrence(statistics, pixels=pixels, n_labels=n_labels)

@@ -6,7 +6,8 @@ energies with what is needed to give results the form of that array.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import TYPE_CHECKING, TypedDict
@@ -16,30 +17,20 @@ from numpy.typing import ArrayLike, NDArray
 
 from proxfield.core.common.arrays import Array, Pixels
 from proxfield.core.common.logs import log
-from proxfield.core.filters.plan import MAX_DIMENSIONS
 from proxfield.errors import InputError, shown
-from proxfield.images.arrays import ArrayKind, named_axes, to_host
-from proxfield.images.known import CONFIDENCE, are_labels, as_confident, check_confidence
+from proxfield.images.axes import FLAT, Axes, AxisReader, resize_linear
+from proxfield.images.known import CONFIDENCE, NO_STROKE, are_labels, as_confident, check_confidence
 from proxfield.images.pixels import (
-    Axes,
-    axis_candidates,
-    find_axes,
     into_energies,
     logits_into_energies,
     mask_rows,
     numbers,
-    possible_axes,
     rows,
-    sums_to_one,
 )
-from proxfield.images.resize import is_reduced, resize_linear
 from proxfield.io.images import pillow_pixels
 
 if TYPE_CHECKING:
     from proxfield.images.settings import DenseSettings
-
-FLAT = 2
-"""Axes of a flat image."""
 
 
 @dataclass(frozen=True)
@@ -122,10 +113,13 @@ def read_inputs(
     labels_axis, channel_axis = options["labels_axis"], options["channel_axis"]
     confidence = CONFIDENCE if settings.confidence is None else settings.confidence
     per_axis = (options["spacing"], settings.spatial_sigma, settings.bilateral_sigma)
-    what, unary = _only(given)
-    picture = None if image is None else numbers(_picture(image), "the image")
-    refuse_names(unary, what)
-    values = numbers(to_host(unary), what)
+    there = [(name, value) for name, value in given.items() if value is not None]
+    if len(there) != 1:
+        *names, last = given
+        raise InputError(f"a dense CRF needs {', '.join(names)} or {last}, one of them")
+    what, unary = there[0]
+    picture = None if image is None else _host_numbers(image, "the image")
+    values = _host_numbers(unary, what)
     original = ArrayKind.of(unary)
     named = named_axes(image, unary)
     if named is not None:
@@ -133,15 +127,16 @@ def read_inputs(
         channel_axis = named[1] if channel_axis == "auto" else channel_axis
     lengths = [np.size(option) for option in per_axis if np.ndim(option) == 1]
     n_axes = lengths[0] if lengths else None
-    first = _first_axis(picture, values, what, labels_axis, options["batch"], n_axes)
+    reader = AxisReader(picture, values, what, labels_axis, channel_axis)
+    first = reader.counts_images(options["batch"], n_axes)
     if first:
         labels_axis = _shifted(labels_axis, values.ndim)
         values = values[0]
         if picture is not None and picture.ndim > FLAT and len(picture) == 1:
             channel_axis = _shifted(channel_axis, picture.ndim)
             picture = picture[0]
-    reading = _read(picture, values, what, labels_axis, channel_axis)
-    axis = None if reading.mask else reading.axes.labels
+    axes = AxisReader(picture, values, what, labels_axis, channel_axis).read()
+    axis, pixels = None if axes.mask else axes.labels, axes.pixels
     assumed = None
     if (
         what != "energies"
@@ -150,12 +145,25 @@ def read_inputs(
     ):
         check_confidence(confidence, 2 if axis is None else values.shape[axis])
         values, assumed = as_confident(values, axis, what, confidence), confidence
-    if reading.reduced:
-        values = _enlarge(values, reading, what)
-    pixels = reading.axes.pixels
-    table = _energies(values, reading, what, options["clip"], options["normalize"])
+    if axes.reduced:
+        along = [k for k in range(values.ndim) if k != axes.labels]
+        sizes = ("×".join(map(str, n)) for n in ([values.shape[k] for k in along], pixels))
+        form = "%s of %s pixels are enlarged to %s, by linear interpolation"
+        log.info(form, what, *sizes)
+        values = resize_linear(values, pixels, along)
+    clip = options["clip"]
+    if what != "energies" and not 0 <= clip < 1:
+        raise InputError(f"clip={shown(clip)}, expected 0 or more and less than 1")
+    if axis is None:
+        table = mask_rows(values, pixels, logits=what == "logits")
+    else:
+        table = rows(values, axis, fresh=what != "energies")
+    if what == "logits":
+        logits_into_energies(table, pixels, clip)
+    elif what == "probabilities":
+        into_energies(table, pixels, clip, options["normalize"] and not axes.mask)
     form = Form(pixels, axis, (1,) * first + values.shape)
-    return DenseInputs(table, picture, reading.axes, form, original, assumed)
+    return DenseInputs(table, picture, axes, form, original, assumed)
 
 
 def confidence_note(what: str, confidence: float, of: str = "") -> str:
@@ -177,37 +185,17 @@ def confidence_note(what: str, confidence: float, of: str = "") -> str:
     )
 
 
-READERS = {
-    "the image": "read_image",
-    "probabilities": "read_probabilities",
-    "logits": "read_logits",
-}
-"""Functions of `proxfield.io.images` by what they read."""
-
-
-def refuse_names(given: object, what: str) -> None:
-    """Say how to read a file whose name was given in place of its content."""
+def _host_numbers(given: Array, what: str) -> Pixels:
+    """Numbers in host memory; says how to read a file whose name was given in their place."""
     if isinstance(given, str | PathLike):
-        reader = READERS.get(what)
+        readers = {"the image": "image", "probabilities": "probabilities", "logits": "logits"}
         verb = "is" if what == "the image" else "are"
-        hint = f"; read it with proxfield.io.images.{reader}(…)" if reader is not None else ""
+        reader = f"; read it with proxfield.io.images.read_{readers.get(what)}(…)"
+        hint = reader if what in readers else ""
         raise InputError(f"{what} {verb} {shown(str(given))}, a file name, expected an array{hint}")
-
-
-def _picture(image: Array) -> Array:
-    """An image as an array that numpy can read, Pillow's in the form that `read_image` gives."""
-    refuse_names(image, "the image")
-    if type(image).__module__.startswith("PIL."):
-        return pillow_pixels(image, "the image", None)
-    return to_host(image)
-
-
-def _only(given: dict[str, ArrayLike | None]) -> tuple[str, Array]:
-    there = [(name, value) for name, value in given.items() if value is not None]
-    if len(there) != 1:
-        *names, last = given
-        raise InputError(f"a dense CRF needs {', '.join(names)} or {last}, one of them")
-    return there[0]
+    if what == "the image" and type(given).__module__.startswith("PIL."):
+        return numbers(pillow_pixels(given, what, None), what)
+    return numbers(to_host(given), what)
 
 
 def _shifted(axis: int | str | None, ndim: int) -> int | str | None:
@@ -217,229 +205,34 @@ def _shifted(axis: int | str | None, ndim: int) -> int | str | None:
     return axis - 1 if 0 < axis < ndim else axis
 
 
-# ---- batches ----
-
-
-def _first_axis(
-    image: Pixels | None,
-    values: Pixels,
-    what: str,
-    labels_axis: int | str | None,
-    batch: bool | None,
-    n_axes: int | None,
-) -> bool:
-    """Whether the first axis counts images, and there is one; several are refused."""
-    if batch not in (None, True, False):
-        raise InputError(f"batch={shown(batch)}, expected True, False or None")
-    if batch is False or (n_axes is not None and n_axes > FLAT and batch is None):
-        return False
-    count = len(values)
-    if batch is None:
-        if values.ndim != FLAT + 2 or not _reads_as_batch(image, values, what, labels_axis):
-            return False
-        if count > 1:
-            raise InputError(
-                f"{what} of shape {values.shape} may be a batch of {count} images or a volume; "
-                "refine_batch(…) refines a batch, batch=False reads a volume"
-            )
-        return True
-    if count > 1:
-        raise InputError(f"a DenseCRF holds one image, not a batch of {count}; use refine_batch(…)")
-    return True
-
-
-def _reads_as_batch(
-    image: Pixels | None, values: Pixels, what: str, labels_axis: int | str | None
-) -> bool:
-    """Whether four axes can be those of flat images, with labels in the second or the last."""
-    count = len(values)
-    if labels_axis == "auto":
-        candidates = [1, 3]
-    elif labels_axis is None:
-        return False
-    else:
-        candidates = [a for a in axis_candidates(labels_axis, 4, "labels_axis") if a in (1, 3)]
-    right = [a for a in candidates if what == "probabilities" and sums_to_one(values, a)]
-    if what == "probabilities" and labels_axis == "auto" and sums_to_one(values, 0) and not right:
-        return False  # labels first: a volume
-    for a in right or candidates:
-        pixels = tuple(n for k, n in enumerate(values.shape) if k not in (0, a))
-        if image is None:
-            return True
-        shapes = {(count, *pixels), *([pixels] if count == 1 else [])}
-        channels = [k for k in range(image.ndim) if image.shape[k] <= MAX_DIMENSIONS - FLAT]
-        rests = {image.shape, *(image.shape[:c] + image.shape[c + 1 :] for c in channels)}
-        if shapes & rests:
-            return True
-        if count == 1 and any(is_reduced(pixels, rest[-FLAT:]) for rest in rests):
-            return True
-    return False
-
-
-# ---- one image ----
-
-
-@dataclass(frozen=True)
-class ArrayReading:
-    """One way to read an image and the array of its labels.
-
-    Attributes:
-        axes: Pixels, labels (without meaning for a mask) and channels.
-        mask: The numbers are those of foreground alone.
-        reduced: They are fewer than the pixels.
-    """
-
-    axes: Axes
-    mask: bool = False
-    reduced: bool = False
-
-
-def _read(
-    image: Pixels | None,
-    values: Pixels,
-    what: str,
-    labels_axis: int | str | None,
-    channel_axis: int | str | None,
-) -> ArrayReading:
-    """The way to read them; labels in full size come first, then masks, then smaller maps."""
-    if what == "energies" and labels_axis is None:
-        raise InputError("labels_axis=None, expected an axis: energies are those of all labels")
-    if labels_axis is None:
-        masks = _masks(image, values, channel_axis)
-        return masks[0] if len(masks) == 1 else ArrayReading(_refuse_mask(image, values, what))
-    many = values.ndim > 1
-    ways = possible_axes(image, values, what, labels_axis, channel_axis) if many else []
-    single = [way for way in ways if values.shape[way.labels] == 1]
-    if single and what != "energies" and not (what == "probabilities" and (values == 1).all()):
-        return ArrayReading(single[0], mask=True)
-    auto = labels_axis == "auto" and what != "energies" and image is not None
-    if auto and (what == "probabilities" or not ways):
-        masks = [m for m in _masks(image, values, channel_axis) if not m.reduced]
-        # sums take a while: only where it may be a mask
-        if (
-            len(masks) == 1
-            and (not ways or float(values.max()) <= 1)
-            and not (what == "probabilities" and any(sums_to_one(values, a) for a in (0, -1)))
-        ):
-            return masks[0]
-    if not ways and image is not None:
-        small = _reduced(image, values, what, labels_axis, channel_axis) if many else []
-        if not small and auto:
-            small = [m for m in _masks(image, values, channel_axis) if m.reduced]
-        if len(small) == 1:
-            return small[0]
-        if small:
-            raise InputError(
-                f"{what} of shape {values.shape} can be enlarged to the image of shape "
-                f"{image.shape} in more than one way; pass labels_axis=0 or -1, or channel_axis"
-            )
-    return ArrayReading(find_axes(image, values, what, labels_axis, channel_axis))
-
-
-def _rests(
-    image: Pixels, n_axes: int, channel_axis: int | str | None
-) -> list[tuple[tuple[int, ...], int | None]]:
-    """Shapes of the pixels of an image, and the axis of channels, if it has so many axes."""
-    if image.ndim == n_axes and channel_axis in ("auto", None):
-        return [(image.shape, None)]
-    if image.ndim != n_axes + 1 or channel_axis is None:
-        return []
-    return [
-        (image.shape[:c] + image.shape[c + 1 :], c)
-        for c in axis_candidates(channel_axis, image.ndim, "channel_axis")
-        if image.shape[c] <= MAX_DIMENSIONS - n_axes or channel_axis != "auto"
-    ]
-
-
-def _masks(
-    image: Pixels | None, values: Pixels, channel_axis: int | str | None
-) -> list[ArrayReading]:
-    """Ways to read the values as those of foreground."""
-    if image is None:
-        return [ArrayReading(Axes(values.shape, 0, None), mask=True)]
-    found = []
-    for pixels, c in _rests(image, values.ndim, channel_axis):
-        if pixels == values.shape:
-            found.append(ArrayReading(Axes(pixels, 0, c), mask=True))
-        elif is_reduced(values.shape, pixels):
-            found.append(ArrayReading(Axes(pixels, 0, c), mask=True, reduced=True))
-    return found
-
-
-def _refuse_mask(image: Pixels | None, values: Pixels, what: str) -> Axes:
-    of = "" if image is None else f" for an image of shape {image.shape}"
-    raise InputError(
-        f"{what} of shape {values.shape}{of}, expected a mask with one number per pixel"
-    )
-
-
-def _reduced(
-    image: Pixels,
-    values: Pixels,
-    what: str,
-    labels_axis: int | str,
-    channel_axis: int | str | None,
-) -> list[ArrayReading]:
-    """Ways to read the values as maps that are smaller than the image."""
-    found = []
-    for a in axis_candidates(labels_axis, values.ndim, "labels_axis"):
-        small = values.shape[:a] + values.shape[a + 1 :]
-        for pixels, c in _rests(image, len(small), channel_axis):
-            if is_reduced(small, pixels):
-                mask = values.shape[a] == 1 and what != "energies"
-                found.append(ArrayReading(Axes(pixels, a, c), mask=mask, reduced=True))
-    if what == "probabilities" and len(found) > 1:
-        found = [way for way in found if sums_to_one(values, way.axes.labels)] or found
-    if len(found) > 1:  # the same factor along all axes, exactly
-        spread = [_spread(values, way) for way in found]
-        found = [way for way, s in zip(found, spread, strict=True) if s == min(spread)]
-    return found
-
-
-def _spread(values: Pixels, way: ArrayReading) -> float:
-    """By how much the factors of enlargement along the axes differ."""
-    a = way.axes.labels
-    small = values.shape[:a] + values.shape[a + 1 :]
-    factors = [full / part for full, part in zip(way.axes.pixels, small, strict=True)]
-    return float(round(max(factors) / min(factors), 9))
-
-
-def _enlarge(values: Pixels, reading: ArrayReading, what: str) -> Pixels:
-    """The values at the size of the image."""
-    pixels = reading.axes.pixels
-    axes = list(range(values.ndim))
-    if values.ndim > len(pixels):
-        axes.remove(reading.axes.labels)
-    small = tuple(values.shape[a] for a in axes)
-    log.info("%s", enlarged_note(what, small, pixels))
-    return resize_linear(values, pixels, axes)
-
-
-def enlarged_note(what: str, small: tuple[int, ...], pixels: tuple[int, ...]) -> str:
-    """What to say about maps that are smaller than the image.
-
-    Example:
-        >>> enlarged_note("logits", (47, 63), (375, 500))
-        'logits of 47×63 pixels are enlarged to 375×500, by linear interpolation'
-    """
-    sizes = ["×".join(map(str, shape)) for shape in (small, pixels)]
-    return f"{what} of {sizes[0]} pixels are enlarged to {sizes[1]}, by linear interpolation"
-
-
-def _energies(
-    values: Pixels, reading: ArrayReading, what: str, clip: float, normalize: bool
+def fix_labels(
+    table: NDArray[np.float32], scribbles: Array, pixels: tuple[int, ...]
 ) -> NDArray[np.float32]:
-    """One row of energies per pixel.  # (n, labels)"""
-    pixels = reading.axes.pixels
-    if reading.mask:
-        table = mask_rows(values, pixels, logits=what == "logits")
-    else:
-        table = rows(values, reading.axes.labels, fresh=what != "energies")
-    if what == "logits":
-        logits_into_energies(table, pixels, clip)
-    elif what == "probabilities":
-        into_energies(table, pixels, clip, normalize and not reading.mask)
-    return table
+    """Energies with some pixels fixed to a label: all others are impossible there.
+
+    Args:
+        table: Energies; not changed.  # (n, labels)
+        scribbles: A label per pixel; none where it is `NO_STROKE`, or below 0.  # (*pixels)
+        pixels: Shape of the image.
+    """
+    strokes = numbers(to_host(scribbles), "scribbles")
+    if strokes.dtype.kind not in "iub":
+        raise InputError(f"scribbles must be whole numbers, not {strokes.dtype}")
+    if strokes.shape != pixels:
+        raise InputError(f"scribbles of shape {strokes.shape}, expected {pixels}, as the image")
+    flat = strokes.ravel().astype(np.int64)
+    at = np.flatnonzero((flat != NO_STROKE) & (flat >= 0))
+    n_labels = table.shape[1]
+    if at.size and int(flat[at].max()) >= n_labels:
+        worst = int(flat[at].max())
+        raise InputError(
+            f"scribbles hold label {worst}, expected 0 to {n_labels - 1}, or {NO_STROKE} for "
+            "pixels without a stroke"
+        )
+    out: NDArray[np.float32] = table.copy()
+    out[at] = np.inf
+    out[at, flat[at]] = 0
+    return out
 
 
 # ---- results ----
@@ -463,3 +256,123 @@ def as_rows(values: Pixels, form: Form) -> NDArray[np.float32]:
         return mask_rows(values, form.pixels)
     lead = len(form.shape) - len(form.pixels) - 1
     return rows(values.reshape(form.shape[lead:]), form.labels_axis)
+
+
+# ---- arrays of other libraries ----
+
+# None of torch, cupy and xarray is imported here: an array that is given has brought its own.
+
+
+def is_torch(values: object) -> bool:
+    """Whether this is a tensor of PyTorch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(values, torch.Tensor)
+
+
+def is_xarray(values: object) -> bool:
+    """Whether this is an array with named dimensions, as xarray has them."""
+    return all(hasattr(values, name) for name in ("dims", "coords", "values"))
+
+
+def is_on_gpu(values: object) -> bool:
+    """Whether this is an array in the memory of a GPU that isn't torch's (cupy's, say)."""
+    return hasattr(values, "__cuda_array_interface__") and hasattr(values, "get")
+
+
+def to_host(values: Array) -> Array:
+    """What numpy can read: tensors and arrays on a GPU are copied from it, all else stays.
+
+    Example:
+        >>> to_host([[1, 2]])
+        [[1, 2]]
+    """
+    if is_xarray(values):
+        return to_host(values.data)
+    if is_torch(values):
+        values = values.detach()
+        if not values.dtype.is_complex and values.dtype.itemsize < 4 and values.is_floating_point():
+            values = values.float()  # numpy has no bfloat16
+        return values.cpu().numpy()
+    return values.get() if is_on_gpu(values) else values
+
+
+@dataclass(frozen=True)
+class ArrayKind:
+    """The kind of array that a caller gave; makes the same kind from numpy's.
+
+    Attributes:
+        given: The array; None for numpy's, lists and all that has no kind of its own.
+    """
+
+    given: Array = None
+
+    @classmethod
+    def of(cls, values: Array) -> ArrayKind:
+        """The kind of an array."""
+        if is_xarray(values):
+            inner = cls.of(values.data)
+            return cls(_Named(type(values), tuple(values.dims), dict(values.coords), inner))
+        if is_torch(values) or is_on_gpu(values):
+            return cls(values[:0] if values.ndim else values)  # the numbers can be freed
+        return cls()
+
+    def restore(self, values: Pixels, without: int | None = None) -> Array:
+        """An array of the original's kind, and where that was (its device, its dimensions).
+
+        Args:
+            values: The numbers.
+            without: An axis of the original that they lack.
+        """
+        if self.given is None:
+            return values
+        if isinstance(self.given, _Named):
+            return self.given.restore(values, without)
+        if is_torch(self.given):
+            torch = sys.modules["torch"]
+            return torch.from_numpy(np.ascontiguousarray(values)).to(self.given.device)
+        library = sys.modules[type(self.given).__module__.partition(".")[0]]
+        return library.asarray(values)
+
+
+@dataclass(frozen=True)
+class _Named:
+    """Names and coordinates of an xarray, without its values."""
+
+    kind: Callable[..., Array]
+    dims: tuple[Hashable, ...]
+    coords: dict[Hashable, Array]
+    inner: ArrayKind
+
+    def restore(self, values: Pixels, without: int | None) -> Array:
+        axis = None if without is None else without % len(self.dims)
+        dims = [name for k, name in enumerate(self.dims) if k != axis]
+        if len(dims) != np.ndim(values):
+            return self.inner.restore(values)
+        sizes = dict(zip(dims, np.shape(values), strict=True))
+        kept = {
+            name: coord
+            for name, coord in self.coords.items()
+            if all(sizes.get(d) == n for d, n in zip(coord.dims, coord.shape, strict=True))
+        }
+        return self.kind(self.inner.restore(values), dims=dims, coords=kept)
+
+
+def named_axes(image: Array, unary: Array) -> tuple[int | None, int | None] | None:
+    """Axes of labels and of channels by the names of dimensions; None where these don't tell.
+
+    The dimensions that an image and its probabilities share are the pixels, in the same order;
+    what is left of each is its labels or channels.
+
+    Returns:
+        The axis of labels and the axis of channels (None: no such axis).
+    """
+    if not (is_xarray(image) and is_xarray(unary)):
+        return None
+    shared = [name for name in unary.dims if name in image.dims]
+    if not shared or [name for name in image.dims if name in unary.dims] != shared:
+        return None
+    labels = [k for k, name in enumerate(unary.dims) if name not in shared]
+    channels = [k for k, name in enumerate(image.dims) if name not in shared]
+    if len(labels) > 1 or len(channels) > 1:
+        return None
+    return (labels[0] if labels else None), (channels[0] if channels else None)

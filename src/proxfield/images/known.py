@@ -13,11 +13,10 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.core.common.arrays import Array, Pixels
+from proxfield.core.common.arrays import Pixels
 from proxfield.core.common.checks import is_real
 from proxfield.errors import InputError, shown
-from proxfield.images.arrays import to_host
-from proxfield.images.pixels import ROWS, TOLERANCE, numbers
+from proxfield.images.pixels import ROWS, TOLERANCE
 
 IGNORED = 255
 """The value by which label maps usually mark pixels to ignore."""
@@ -98,40 +97,6 @@ def find_ignored(
     if ignore == unsure:
         raise InputError(f"ignore={ignore} and unsure={unsure}, expected different values")
     return int(ignore)
-
-
-def fix_labels(
-    table: NDArray[np.float32],
-    scribbles: Array,
-    pixels: tuple[int, ...],
-    empty: int = NO_STROKE,
-) -> NDArray[np.float32]:
-    """Energies with some pixels fixed to a label: all others are impossible there.
-
-    Args:
-        table: Energies; not changed.  # (n, labels)
-        scribbles: A label per pixel.  # (*pixels)
-        pixels: Shape of the image.
-        empty: The value of pixels without a stroke; numbers below 0 stand for that too.
-    """
-    strokes = numbers(to_host(scribbles), "scribbles")
-    if strokes.dtype.kind not in "iub":
-        raise InputError(f"scribbles must be whole numbers, not {strokes.dtype}")
-    if strokes.shape != pixels:
-        raise InputError(f"scribbles of shape {strokes.shape}, expected {pixels}, as the image")
-    flat = strokes.ravel().astype(np.int64)
-    at = np.flatnonzero((flat != empty) & (flat >= 0))
-    n_labels = table.shape[1]
-    if at.size and int(flat[at].max()) >= n_labels:
-        worst = int(flat[at].max())
-        raise InputError(
-            f"scribbles hold label {worst}, expected 0 to {n_labels - 1}, or {empty} for pixels "
-            "without a stroke"
-        )
-    out: NDArray[np.float32] = table.copy()
-    out[at] = np.inf
-    out[at, flat[at]] = 0
-    return out
 
 
 # ---- labels in place of probabilities ----

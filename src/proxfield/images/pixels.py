@@ -1,13 +1,14 @@
-"""Images as points: which axis is which, probabilities as energies, pixels as features."""
+"""Images as points: probabilities as energies, pixels as features."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from proxfield.core.common.arrays import Pixels
+from proxfield.core.filters.gaussian import gaussian_filter
 from proxfield.core.filters.plan import MAX_DIMENSIONS
 from proxfield.errors import InputError, shown
 
@@ -77,109 +78,6 @@ def first_pixel(origin: ArrayLike, count: int) -> tuple[int, ...]:
     return tuple(int(x) for x in out)
 
 
-# ---- axes ----
-
-
-@dataclass(frozen=True)
-class Axes:
-    """How an image and the probabilities of its pixels are laid out.
-
-    Attributes:
-        pixels: Shape of the image without channels.
-        labels: The axis of labels, 0 or more.
-        channels: The axis of channels; None without.
-    """
-
-    pixels: tuple[int, ...]
-    labels: int
-    channels: int | None
-
-
-def find_axes(
-    image: Pixels | None,
-    unary: Pixels,
-    what: str,
-    labels_axis: int | str,
-    channel_axis: int | str | None,
-) -> Axes:
-    """The one way to read the two shapes; `InputError` if there is none or more than one.
-
-    Args:
-        image: The image, or None.
-        unary: Probabilities or energies.
-        what: Which of them.
-        labels_axis: An axis, or "auto": the first or the last.
-        channel_axis: An axis, None, or "auto": the first, the last or none.
-
-    Example:
-        >>> find_axes(np.zeros((40, 50, 3)), np.zeros((7, 40, 50)), "energies", "auto", "auto")
-        Axes(pixels=(40, 50), labels=0, channels=2)
-    """
-    ways = possible_axes(image, unary, what, labels_axis, channel_axis)
-    if len(ways) == 1:
-        return ways[0]
-    shapes = f"{what} of shape {unary.shape}"
-    if image is not None:
-        shapes = f"the image of shape {image.shape} and {shapes}"
-    if ways:
-        option = "labels_axis" if len({w.labels for w in ways}) > 1 else "channel_axis"
-        raise InputError(f"{shapes} can be read in more than one way; pass {option}=0 or -1")
-    raise InputError(
-        f"{shapes} don't match; expected (*pixels, labels) or (labels, *pixels), the image's "
-        f"pixels, and at most {MAX_DIMENSIONS} axes and channels"
-    )
-
-
-def possible_axes(
-    image: Pixels | None,
-    unary: Pixels,
-    what: str,
-    labels_axis: int | str,
-    channel_axis: int | str | None,
-) -> list[Axes]:
-    """All ways to read the two shapes; see `find_axes`."""
-    if unary.ndim < 2:
-        raise InputError(
-            f"{what} of shape {unary.shape}, expected an axis of labels beside the pixels"
-        )
-    ways: list[Axes] = []
-    for a in axis_candidates(labels_axis, unary.ndim, "labels_axis"):
-        pixels = unary.shape[:a] + unary.shape[a + 1 :]
-        if image is None:
-            ways.append(Axes(pixels, a, None))
-        elif channel_axis is None or (channel_axis == "auto" and image.ndim < unary.ndim):
-            ways += [Axes(pixels, a, None)] * (image.shape == pixels)
-        else:
-            for c in axis_candidates(channel_axis, image.ndim, "channel_axis"):
-                # more channels than a filter takes can only be pixels
-                few = image.shape[c] <= MAX_DIMENSIONS - len(pixels) or channel_axis != "auto"
-                rest = image.shape[:c] + image.shape[c + 1 :]
-                ways += [Axes(pixels, a, c)] * (rest == pixels and few)
-    if what == "probabilities" and len({way.labels for way in ways}) > 1:
-        # shapes leave it open: probabilities sum to 1 along one axis only
-        right = [way for way in ways if sums_to_one(unary, way.labels)]
-        ways = right or ways
-    return ways
-
-
-def axis_candidates(axis: int | str | None, ndim: int, option: str) -> list[int]:
-    """The axes that an option stands for."""
-    if axis == "auto":
-        return sorted({0, ndim - 1})
-    if isinstance(axis, bool) or not isinstance(axis, int | np.integer):
-        raise InputError(f"{option}={shown(axis)}, expected an axis (0 or -1) or 'auto'")
-    if not -ndim <= axis < ndim:
-        raise InputError(f"{option}={axis} for an array with {ndim} axes")
-    return [int(axis) % ndim]
-
-
-def sums_to_one(values: Pixels, axis: int) -> bool:
-    """Whether all sums along an axis are 1, as those of probabilities are."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        sums = values.sum(axis=axis, dtype=np.float64)
-        return bool((np.abs(sums - 1) <= TOLERANCE).all())
-
-
 # ---- unaries ----
 
 
@@ -194,12 +92,6 @@ def rows(values: Pixels, axis: int, *, fresh: bool = False) -> NDArray[np.float3
     return out.reshape(-1, moved.shape[-1])
 
 
-def check_clip(clip: float) -> None:
-    """Refuse a least probability that is none."""
-    if not 0 <= clip < 1:
-        raise InputError(f"clip={shown(clip)}, expected 0 or more and less than 1")
-
-
 def into_energies(
     p: NDArray[np.float32], pixels: tuple[int, ...], clip: float, normalize: bool
 ) -> None:
@@ -211,7 +103,6 @@ def into_energies(
         clip: The least probability.
         normalize: Divide by the sums.
     """
-    check_clip(clip)
     low, high = p.min(), p.max()  # both pass NaN on
     if not (np.isfinite(low) and np.isfinite(high)) or low < 0:
         at = int(np.flatnonzero(~(np.isfinite(p) & (p >= 0)).all(axis=1))[0])
@@ -266,7 +157,6 @@ def logits_into_energies(table: NDArray[np.float32], pixels: tuple[int, ...], cl
         pixels: Shape of the image, for messages.
         clip: The least probability.
     """
-    check_clip(clip)
     if not (np.isfinite(table.min()) and np.isfinite(table.max())):
         at = int(np.flatnonzero(~np.isfinite(table).all(axis=1))[0])
         bad = table[at][~np.isfinite(table[at])][0]
@@ -299,38 +189,34 @@ def mask_rows(
     foreground = out[:, 1]
     bad = ~((foreground >= 0) & (foreground <= 1))
     if bad.any():
-        at = int(bad.argmax())
+        at, top = int(bad.argmax()), foreground.max()
+        remedy = "if these are scores of a network, pass logits="
+        if top in (255, 65535) and ((foreground == 0) | (foreground == top)).all():
+            remedy = f"pass mask / {top:g}"
+        elif foreground.min() >= 0 and (foreground == np.rint(foreground)).all():
+            remedy = "a map of labels goes to DenseCRF.from_labels(image, labels)"
         raise InputError(
             f"the mask holds {foreground[at]:g} at pixel {place(pixels, at)}, expected "
-            f"probabilities of foreground, 0 to 1; {_remedy_for_mask(foreground)}"
+            f"probabilities of foreground, 0 to 1; {remedy}"
         )
     np.subtract(1, foreground, out=out[:, 0])
     return out
 
 
-def _remedy_for_mask(values: NDArray[np.float32]) -> str:
-    """What to pass instead of numbers that aren't all within 0 and 1."""
-    top = values.max()
-    if top in (255, 65535) and ((values == 0) | (values == top)).all():
-        return f"pass mask / {top:g}"
-    if values.min() >= 0 and (values == np.rint(values)).all():
-        return "a map of labels goes to DenseCRF.from_labels(image, labels)"
-    return "if these are scores of a network, pass logits="
-
-
 # ---- features ----
 
 
-def channels_last(image: Pixels, axes: Axes) -> Pixels:
+def channels_last(image: Pixels, axis: int | None) -> Pixels:
     """The image with its channels last, checked to be finite.  # (*pixels, channels)"""
-    out = image[..., None] if axes.channels is None else np.moveaxis(image, axes.channels, -1)
+    out = image[..., None] if axis is None else np.moveaxis(image, axis, -1)
+    pixels = out.shape[:-1]
     if image.dtype.kind == "f" and not (np.isfinite(image.min()) and np.isfinite(image.max())):
-        at = place(axes.pixels, np.flatnonzero(~np.isfinite(out).all(axis=-1))[0])
+        at = place(pixels, np.flatnonzero(~np.isfinite(out).all(axis=-1))[0])
         raise InputError(f"the image holds NaN or infinite values, at pixel {at} for one")
-    total = len(axes.pixels) + out.shape[-1]
+    total = len(pixels) + out.shape[-1]
     if total > MAX_DIMENSIONS:
         raise InputError(
-            f"{out.shape[-1]} channels and {len(axes.pixels)} axes make {total} features, "
+            f"{out.shape[-1]} channels and {len(pixels)} axes make {total} features, "
             f"expected at most {MAX_DIMENSIONS}; choose or combine channels"
         )
     return out
@@ -384,3 +270,98 @@ def color_bandwidth(
         f"an image of {image.dtype} with values from {low:g} to {high:g} doesn't say how wide "
         f"colors are; pass bilateral_color, a standard deviation in these units{hint}"
     )
+
+
+# ---- the bilateral filter ----
+
+
+MOST_CHANNELS = 4
+"""Length up to which an axis is taken for that of channels."""
+
+
+def bilateral_filter(
+    image: ArrayLike,
+    sigma_space: float | Sequence[float],
+    sigma_color: float | Sequence[float],
+    *,
+    guide: ArrayLike | None = None,
+    channel_axis: int | str | None = "auto",
+    filter: str = "auto",
+    threads: int | None = None,
+) -> Pixels:
+    """Smooth an image within its edges: means over pixels that are near and alike.
+
+    This is `proxfield.gaussian_filter` with positions and colors as features. With the lattice
+    its time doesn't depend on the size of the window, which is the whole image.
+
+    Args:
+        image: Any number of dimensions and channels.  # (*pixels) or with an axis of channels
+        sigma_space: Standard deviation of positions in pixels: one number, or one per axis.
+        sigma_color: Standard deviation of colors in the units of the guide: one number, or one
+            per channel.
+        guide: The image whose colors are compared (joint bilateral filter); by default the image.
+        channel_axis: Axis of channels (in the guide too, where it has one axis more than its
+            pixels), or None. "auto": none in two dimensions; otherwise the first or last, if it is
+            the only one of these with at most 4 entries.
+        filter: "exact", "lattice" or "auto", as for `proxfield.gaussian_filter`.
+        threads: Maximum number of threads.
+
+    Returns:
+        An image of the same shape and type; integers are rounded.
+
+    Example:
+        >>> noisy = np.array([[10, 12, 11, 90, 91], [11, 10, 12, 92, 90]], dtype=np.uint8)
+        >>> bilateral_filter(noisy, sigma_space=3.0, sigma_color=10.0)
+        array([[11, 11, 11, 91, 91],
+               [11, 11, 11, 91, 91]], dtype=uint8)
+    """
+    given = numbers(image, "the image")
+    axis = _channels(given, channel_axis)
+    maps = given[..., None] if axis is None else np.moveaxis(given, axis, -1)
+    pixels = maps.shape[:-1]
+    colors = maps
+    if guide is not None:
+        other = numbers(guide, "the guide")
+        if other.shape == pixels:
+            colors = other[..., None]
+        elif other.ndim != len(pixels) + 1:
+            raise InputError(f"a guide of shape {other.shape} for an image of pixels {pixels}")
+        else:
+            own = axis if axis is not None and isinstance(channel_axis, int) else None
+            if own is None:
+                own = -1 if other.shape[:-1] == pixels else 0
+            colors = np.moveaxis(other, own, -1)
+        if colors.shape[:-1] != pixels:
+            raise InputError(f"a guide of shape {other.shape} for an image of pixels {pixels}")
+    kind = np.float32 if given.dtype.itemsize <= 2 or given.dtype == np.float32 else np.float64
+    space = widths(sigma_space, len(pixels), "sigma_space", "axis")
+    color = widths(sigma_color, colors.shape[-1], "sigma_color", "channel")
+    places = np.stack(np.meshgrid(*map(np.arange, pixels), indexing="ij"), axis=-1) / space
+    features = np.concatenate([places, colors / color], axis=-1).astype(kind)
+    out = gaussian_filter(maps.astype(kind), features, filter=filter, threads=threads)
+    if given.dtype.kind in "iub":
+        out = np.rint(out)
+        if given.dtype.kind != "b":
+            limits = np.iinfo(given.dtype)
+            out = np.clip(out, limits.min, limits.max)
+    out = out[..., 0] if axis is None else np.moveaxis(out, -1, axis)
+    return np.ascontiguousarray(out.astype(given.dtype))
+
+
+def _channels(image: Pixels, axis: int | str | None) -> int | None:
+    """The axis of channels."""
+    if axis is None or (axis == "auto" and image.ndim <= 2):
+        return None
+    if axis == "auto":
+        few = [k for k in (0, image.ndim - 1) if image.shape[k] <= MOST_CHANNELS]
+        if len(few) == 1:
+            return few[0]
+        raise InputError(
+            f"an image of shape {image.shape} can have channels or not; pass channel_axis=-1, 0 or "
+            "None"
+        )
+    if isinstance(axis, bool) or not isinstance(axis, int) or not -image.ndim <= axis < image.ndim:
+        raise InputError(
+            f"channel_axis={shown(axis)} for an image with {image.ndim} axes, expected one of them"
+        )
+    return axis % image.ndim

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -69,64 +70,54 @@ def search(evaluate: Evaluate, filters: Sequence[str] = ("auto",)) -> Scored | N
     Returns:
         The best, or None if nothing could be evaluated.
     """
-    starts = starting_points(filters)
-    found = evaluate(starts)
-    if not found:
-        return None
-    best = max(found, key=lambda f: f.score)
-    if len(found) < len(starts):
-        return best
-    for round_of, factor in enumerate(FACTORS):
-        improved = True
-        while improved:
-            improved = False
-            for name, limits in LIMITS.items():
-                better, complete = _along(evaluate, best, name, limits, factor, round_of == 0)
-                improved |= better.score > best.score
-                best = better
-                if not complete:
-                    return best
+    best: Scored | None = None
+
+    def better(points: Sequence[DenseSettings]) -> bool:
+        """Whether one of some points is better than all before; it is the best then."""
+        nonlocal best
+        found = evaluate(points)
+        top = max(found, key=lambda f: f.score, default=None)  # the first of equal ones
+        risen = top is not None and (best is None or top.score > best.score)
+        best = top if risen else best
+        if len(found) < len(points):
+            raise _OutOfTimeError
+        return risen
+
+    def along(name: str, factor: float) -> bool:
+        """Whether another value of a setting is better."""
+        assert best is not None
+        here: float = getattr(best.settings, name)
+        low, high = LIMITS[name]
+        term, what = name.split("_")
+        if what != "weight" and best.settings.weight(term) == 0:
+            return False
+        if here == 0:  # a term that is left out: its own settings mean nothing
+            steps = [1.0]
+        else:
+            steps = [x for x in (here * factor, here / factor) if low <= x <= high]
+            if factor == FACTORS[0] and what == "weight":
+                steps.append(0.0)
+        if not better([moved(best.settings, name, x) for x in steps]):
+            return False
+        while here != 0:  # on in the direction that improved
+            reached: float = getattr(best.settings, name)
+            following = reached * (factor if reached > here else 1 / factor)
+            if reached == 0 or not low <= following <= high:
+                break
+            if not better([moved(best.settings, name, following)]):
+                break
+        return True
+
+    with contextlib.suppress(_OutOfTimeError):
+        better(starting_points(filters))
+        for factor in FACTORS:
+            while sum(along(name, factor) for name in LIMITS):  # a round over all of them
+                pass
     return best
 
 
-def _along(
-    evaluate: Evaluate,
-    best: Scored,
-    name: str,
-    limits: tuple[float, float],
-    factor: float,
-    zero: bool,
-) -> tuple[Scored, bool]:
-    """The best along one setting, and whether all that was asked for was evaluated."""
-    here: float = getattr(best.settings, name)
-    low, high = limits
-    if here == 0:  # a term that is left out: its own settings mean nothing
-        steps = [1.0]
-    else:
-        steps = [x for x in (here * factor, here / factor) if low <= x <= high]
-        if zero and name.endswith("_weight"):
-            steps.append(0.0)
-    term = name.split("_")[0]
-    if not name.endswith("_weight") and best.settings.weight(term) == 0:
-        return best, True
-    points = [moved(best.settings, name, x) for x in steps]
-    found = evaluate(points)
-    top = max((best, *found), key=lambda f: f.score)  # the first of equal ones
-    if len(found) < len(points) or top is best:
-        return top, len(found) == len(points)
-    while True:  # on in the direction that improved
-        reached: float = getattr(top.settings, name)
-        if here == 0 or reached == 0:
-            return top, True
-        following = reached * (factor if reached > here else 1 / factor)
-        if not low <= following <= high:
-            return top, True
-        further = evaluate([moved(top.settings, name, following)])
-        if not further:
-            return top, False
-        if further[0].score <= top.score:
-            return top, True
-        top = further[0]
+class _OutOfTimeError(Exception):
+    """Internal: fewer settings were scored than asked for."""
 
 
 # ---- what tune returns ----

@@ -12,13 +12,14 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import ArrayLike
 
-from proxfield.core.common.arrays import Array
+from proxfield.core.common.arrays import Array, Doubles
 from proxfield.core.common.records import Record
 from proxfield.core.filters.points import PixelPoints
 from proxfield.core.terms.gaussian import Gaussian
-from proxfield.errors import InputError, shown
+from proxfield.errors import InputError, reason, shown
 from proxfield.images.known import check_confidence
-from proxfield.io.files import Target, atomic_write, display_name, read_bytes
+from proxfield.images.pixels import widths
+from proxfield.io.files import Target, atomic_write, naming, read_bytes
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -173,13 +174,13 @@ class DenseSettings:
             >>> chosen.bilateral_color, chosen.color_range, chosen.bilateral_weight
             (0.1, 1.0, 4.0)
         """
-        preset: Any = options.get("preset", DEFAULT_PRESET)
         given = {k: options[k] for k in (*ARGUMENTS, "confidence") if k in options}
         changes: Record = {k: v for k, v in given.items() if v is not None}
         if "bilateral_color" in changes:
             changes["color_range"] = color_range
         if "compatibility" in given:
             changes.setdefault("compatibility", "potts")
+        preset: Any = options.get("preset", DEFAULT_PRESET)
         return replace(cls.of(preset), **changes)
 
     def to_dict(self) -> Record:
@@ -199,6 +200,16 @@ class DenseSettings:
     def weight(self, kind: str) -> float:
         """The weight of a term ("spatial" or "bilateral")."""
         return float(getattr(self, f"{kind}_weight"))
+
+    def kinds(self, colored: bool) -> list[str]:
+        """The terms that there are: those of a weight that isn't 0, the bilateral with an image."""
+        kinds = TERM_SETTINGS if colored else ("spatial",)
+        return [kind for kind in kinds if getattr(self, f"{kind}_weight") != 0]
+
+    def sigmas(self, kind: str, n_axes: int) -> Doubles:
+        """Standard deviations of a term's positions, one per axis.  # (n_axes,)"""
+        name = f"{kind}_sigma"
+        return widths(getattr(self, name), n_axes, name, "axis")
 
     def kernel(self, kind: str) -> str:
         """All that the matrix of a term depends on, beside the image; as a key."""
@@ -270,22 +281,18 @@ def read_config(
     if isinstance(config, DenseSettings):
         return config
     data, name = read_bytes(config)
-    try:
-        held: Record = tomllib.loads(data.decode("utf-8"))
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        reason = " ".join(str(error).split())
-        raise InputError(
-            f"is no TOML ({reason}), expected settings of a dense CRF", path=name
-        ) from None
-    held.pop(ABOUT, None)
-    for key, value in held.items():
-        fits, expected = EXPECTED.get(key, (_is_number, "a number"))
-        if key in NAMES and not fits(value):
-            raise InputError(f"{key} = {value!r}, expected {expected}", path=name)
-    try:
+    with naming(name):
+        try:
+            held: Record = tomllib.loads(data.decode("utf-8"))
+        except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            what = f"is no TOML ({reason(error)}), expected settings of a dense CRF"
+            raise InputError(what) from None
+        held.pop(ABOUT, None)
+        for key, value in held.items():
+            fits, expected = EXPECTED.get(key, (_is_number, "a number"))
+            if key in NAMES and not fits(value):
+                raise InputError(f"{key} = {value!r}, expected {expected}")
         return DenseSettings.of(held)
-    except InputError as error:
-        raise InputError(error.message, path=name) from None
 
 
 def _is_number(x: object) -> bool:
@@ -296,8 +303,11 @@ def _are_numbers(x: object) -> bool:
     return isinstance(x, list) and bool(x) and all(map(_is_number, x))
 
 
-def _is_table(x: object) -> bool:
-    return isinstance(x, list) and all(_are_numbers(row) and len(row) == len(x) for row in x)
+def _is_compatibility(x: object) -> bool:
+    if x == "potts" or _are_numbers(x):
+        return True
+    rows = x if isinstance(x, list) else []
+    return bool(rows) and all(_are_numbers(row) and len(row) == len(rows) for row in rows)
 
 
 LENGTHS = (lambda x: _is_number(x) or _are_numbers(x)), "a number, or several"
@@ -309,7 +319,7 @@ EXPECTED: dict[str, tuple[Callable[[object], bool], str]] = {
     "normalization": (lambda x: isinstance(x, str), "none, before, after or symmetric"),
     "self_message": (lambda x: isinstance(x, bool), "true or false"),
     "compatibility": (
-        lambda x: x == "potts" or _are_numbers(x) or (bool(x) and _is_table(x)),
+        _is_compatibility,
         '"potts", a number per label, or a square table of them',
     ),
 }
@@ -358,8 +368,6 @@ def write_config(
         settings: Settings, the name of a preset, or some settings by name.
         header: Lines for the top, as comments.
     """
-    try:
+    with naming(path):
         chosen = DenseSettings.of(settings)
-    except InputError as error:
-        raise InputError(error.message, path=display_name(path)) from None
     atomic_write(path, config_text(chosen, {}, header))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gc
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
-from proxfield.core.common.arrays import Doubles, Ints, Pixels
+from proxfield.core.common.arrays import Doubles, Dtype, Ints, Pixels
 from proxfield.core.common.memory import return_freed_arrays
 from proxfield.core.common.records import Record
 from proxfield.core.compiled.threads import current_threads, thread_count
@@ -20,18 +19,11 @@ from proxfield.core.filters.numba.lattice import chunk_size, make_chunks
 from proxfield.core.filters.points import PixelPoints
 from proxfield.core.terms.gaussian import Gaussian
 from proxfield.errors import InputError, shown
+from proxfield.images.axes import Axes, AxisReader
 from proxfield.images.densecrf import DenseCRF, infer_dense
 from proxfield.images.known import CONFIDENCE, are_labels
-from proxfield.images.pixels import (
-    Axes,
-    color_bandwidth,
-    find_axes,
-    first_pixel,
-    possible_axes,
-    widths,
-)
+from proxfield.images.pixels import color_bandwidth, widths
 from proxfield.images.settings import DenseSettings
-from proxfield.images.tile_grid import ImageTile, TileGrid
 from proxfield.io.folders import ProgressFolder
 from proxfield.io.images import as_probabilities
 from proxfield.io.windows import Sliced, Window
@@ -56,10 +48,9 @@ class TileWork:
         output: "labels" or "probabilities".
         dtype: The type of probabilities that are written.
         axes: Where pixels, labels and channels are.
-        mask: There is no axis of labels.
         n_labels: Number of labels.
         settings: All settings of the terms.
-        build: Options of `DenseCRF`.
+        build: Options of `DenseCRF` and, for labels, of `DenseCRF.from_labels`.
         run: Options of `DenseCRF.infer`.
         blurs: Those of the lattices, term by term; None where there is nothing to choose.
         certain: Whether probabilities or logits of the whole image are labels.
@@ -71,7 +62,6 @@ class TileWork:
     output: str
     dtype: str
     axes: Axes
-    mask: bool
     n_labels: int
     settings: DenseSettings
     build: Record
@@ -95,29 +85,27 @@ class TileWork:
     @property
     def output_shape(self) -> tuple[int, ...]:
         """Shape of all results."""
-        return self.with_labels(self.pixels, self.n_labels)
+        return self.with_labels(self.pixels)
 
     @property
-    def output_dtype(self) -> np.dtype[Any]:
+    def output_dtype(self) -> Dtype:
         """Their type."""
         if self.output == "probabilities":
             return np.dtype(self.dtype)
         return np.min_scalar_type(max(self.n_labels - 1, self.ignored or 0, 1))
 
-    def with_labels(self, shape: tuple[int, ...], n_labels: int) -> tuple[int, ...]:
+    def with_labels(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """A shape of pixels as that of results."""
-        if self.output == "labels" or (self.mask and self.unary.shape == self.pixels):
+        axis = self.axes.labels
+        if self.output == "labels" or axis is None:
             return shape
-        out = list(shape)
-        count = n_labels if self.kind == "labels" else self.unary.shape[self.axes.labels]
-        out.insert(self.axes.labels, count)
-        return tuple(out)
+        count = self.n_labels if self.kind == "labels" else self.unary.shape[axis]
+        return (*shape[:axis], count, *shape[axis:])
 
     def window(self, core: Window) -> Window:
         """A window of pixels as one of results."""
-        if self.output == "labels" or (self.mask and self.unary.shape == self.pixels):
-            return core
-        return _inserted(core, self.axes.labels, self.output_shape)
+        axis = None if self.output == "labels" else self.axes.labels
+        return _inserted(core, axis, self.output_shape)
 
     # ---- decisions about the whole image ----
 
@@ -140,19 +128,10 @@ class TileWork:
 
     def _terms(self) -> list[tuple[Doubles, bool]]:
         """Standard deviations in pixels of each term, and whether it sees colors."""
-        out = []
-        spacing = widths(self.build.get("spacing", 1.0), len(self.pixels), "spacing", "axis")
-        sigmas = {
-            "spatial": self.settings.spatial_sigma,
-            "bilateral": self.settings.bilateral_sigma,
-        }
-        for name, sigma in sigmas.items():
-            colored = name == "bilateral"
-            if self.settings.weight(name) == 0 or (colored and self.image is None):
-                continue
-            each = widths(sigma, len(self.pixels), f"{name}_sigma", "axis")
-            out.append((np.asarray(each / spacing), colored))
-        return out
+        n_axes = len(self.pixels)
+        spacing = widths(self.build.get("spacing", 1.0), n_axes, "spacing", "axis")
+        kinds = self.settings.kinds(self.image is not None)
+        return [(self.settings.sigmas(k, n_axes) / spacing, k == "bilateral") for k in kinds]
 
     def decided(self, grid: TileGrid, held: ProgressFolder) -> TileWork:
         """The same with the width of colors, the filter and its blurs as the whole image has them.
@@ -183,8 +162,8 @@ class TileWork:
         if self.kind == "labels" or self.build["confidence"] == 1:
             return False
         parts = (self.read_unary(grid.part(k).core) for k in range(len(grid)))
-        axis = None if self.mask and self.unary.shape == self.pixels else self.axes.labels
-        if self.mask and axis is not None:  # an axis of length 1
+        axis = self.axes.labels
+        if self.axes.mask and axis is not None:  # an axis of length 1
             parts, axis = (np.squeeze(part, self.axes.labels) for part in parts), None
         return are_labels(parts, axis, self.kind, bool(self.build.get("normalize", False)))
 
@@ -193,9 +172,7 @@ class TileWork:
         if self.image is None or self.settings.bilateral_weight == 0:
             return None
         sigma, of = self.settings.bilateral_color, self.settings.color_range
-        if of is None:
-            return np.asarray(sigma, dtype=np.float64)
-        if self.image.dtype == np.uint8:
+        if of is None or self.image.dtype == np.uint8:
             ends = np.zeros(1, dtype=np.uint8)
         else:  # what the values are says how far they reach: all have to be looked at
             parts = (self.read_image(grid.part(k).core) for k in range(len(grid)))
@@ -210,13 +187,18 @@ class TileWork:
         out: list[str | None] = []
         total = int(np.prod(self.pixels, dtype=np.int64))
         for sigma, colored in self._terms():
-            found: list[Ints] = []
+            found: list[Ints] = [np.zeros(0, dtype=np.int64)]
             seen, d = 0, len(self.pixels)
             for number in numbers:
                 core = grid.part(int(number)).core
                 points = self._sample(core, sigma, color if colored else None)
                 d = points.shape[1]
-                found.append(_touched(points))
+                if not len(points):
+                    continue
+                row, weight = corner_arrays(len(points), d)
+                chunks = make_chunks(len(points), 0, chunk_size(d))
+                placed = place_points(np.ascontiguousarray(points), STAR, chunks, row, weight)
+                found.append(placed.touched_keys)
                 seen += len(points)
                 if sum(map(len, found)) > MAX_KEYS:
                     break
@@ -227,66 +209,43 @@ class TileWork:
 
     def _sample(self, core: Window, sigma: Doubles, color: Doubles | None) -> Doubles:
         """Features of every so many pixels of the whole image, those within a window."""
-        size = tuple(c.stop - c.start for c in core)
-        first = first_pixel([c.start for c in core], len(core))
+        size, first = zip(*((c.stop - c.start, c.start) for c in core), strict=True)
         channels = None
         if color is not None:
             seen = self.read_image(core)
             at = self.axes.channels
             channels = seen[..., None] if at is None else np.moveaxis(seen, at, -1)
             color = np.broadcast_to(color, channels.shape[-1:])
-        number = np.zeros(size, dtype=np.int64)
-        for axis, (start, n) in enumerate(zip(first, size, strict=True)):
-            stride = int(np.prod(self.pixels[axis + 1 :], dtype=np.int64))
-            along = (start + np.arange(n)) * stride
-            number += along.reshape(-1, *[1] * (len(size) - 1 - axis))
-        chosen = number.ravel() % SAMPLE_STRIDE == 0
+        places = np.ix_(*(np.arange(c.start, c.stop) for c in core))
+        chosen = np.ravel_multi_index(places, self.pixels).ravel() % SAMPLE_STRIDE == 0
         found = PixelPoints(size, 1.0 / sigma, channels, color, first).array()
         return np.asarray(found[chosen])
 
     # ---- one tile ----
 
-    def reading(self, image: Sliced | None, unary: Sliced) -> TileWork:
-        """The same from other files with the same numbers."""
-        return replace(self, image=image, unary=unary)
-
     def read_image(self, window: Window) -> Pixels:
-        """A window of pixels of the image, with all channels."""
+        """The image in a window of pixels, with all channels."""
         assert self.image is not None
-        if self.axes.channels is None:
-            return self.image.read(window)
         return self.image.read(_inserted(window, self.axes.channels, self.image.shape))
 
     def read_unary(self, window: Window) -> Pixels:
-        """The same of what is known about pixels."""
-        if self.kind == "labels" or self.unary.shape == self.pixels:
-            found = self.unary.read(window)
-        else:
-            found = self.unary.read(_inserted(window, self.axes.labels, self.unary.shape))
+        """What is known about the pixels in a window, of all labels."""
+        axis = None if self.kind == "labels" else self.axes.labels
+        found = self.unary.read(_inserted(window, axis, self.unary.shape))
         if self.kind == "probabilities":
             return as_probabilities(found, self.unary.name)
         return found.astype(np.float32) if found.dtype == np.float16 else found
 
     def refine(self, part: ImageTile) -> tuple[Pixels, str, int]:
         """The results of a tile without its halo, how inference ended, and changed pixels."""
-        return_freed_arrays()
-        try:
-            return self._refine(part)
-        finally:
-            gc.collect()  # fields and programs refer to each other: the next tile needs the room
-
-    def _refine(self, part: ImageTile) -> tuple[Pixels, str, int]:
         image = None if self.image is None else self.read_image(part.around)
         unary = self.read_unary(part.around)
         options = {**self.build, "channel_axis": self.axes.channels, "batch": False}
-        options["origin"] = part.origin
+        options["origin"] = tuple(a.start for a in part.around)
         if self.kind == "labels":
             crf = DenseCRF.from_labels(image, unary, **options)
         else:
-            options["labels_axis"] = self.axes.labels
-            if self.mask and unary.ndim == len(self.pixels):
-                options["labels_axis"] = None
-            options[self.kind] = unary
+            options.update({"labels_axis": self.axes.labels, self.kind: unary})
             crf = DenseCRF(image, **options)
         del image, unary, options  # room for what follows
         gaussians = [term for term in crf.terms if isinstance(term, Gaussian)]
@@ -319,65 +278,41 @@ def make_tile(
     build: Record,
     run: Record,
 ) -> TileWork:
-    """How to refine the tiles of an image, from the shapes of what was given.
-
-    Args:
-        image: The image; None without.
-        unary: Probabilities, logits or labels.
-        kind: Which of them.
-        output: "labels" or "probabilities".
-        dtype: Type of the probabilities to write.
-        build: Options of `DenseCRF` and, for labels, of `DenseCRF.from_labels`.
-        run: Options of `DenseCRF.infer`.
-    """
+    """How to refine the tiles of an image, from the shapes of what was given; see `TileWork`."""
     build = dict(build)
     labels_axis = build.pop("labels_axis", "auto")
     channel_axis = build.pop("channel_axis", "auto")
     picture = None if image is None else _stand_in(image.shape)
     settings = DenseSettings.chosen(build)
-    common = (output, dtype)
     if kind == "labels":
         if "n_labels" not in build:
             raise InputError("label maps in tiles need n_labels, expected the number of labels")
-        axes = find_axes(picture, _stand_in((*unary.shape, 2)), "labels", -1, channel_axis)
+        whole = _stand_in((*unary.shape, 2))
+        axes = AxisReader(picture, whole, "labels", -1, channel_axis).only_way()
         count = int(build["n_labels"])
-        return TileWork(image, unary, kind, *common, axes, False, count, settings, build, run)
-    for name in ("n_labels", "unsure", "ignore"):
-        if name in build:
-            raise InputError(f"{name} goes with kind='labels' only")
-    build["confidence"] = CONFIDENCE if settings.confidence is None else settings.confidence
-    masks = _mask_axes(image, unary, channel_axis) if labels_axis in ("auto", None) else None
-    many = [] if labels_axis is None or len(unary.shape) < 2 else possible_axes(
-        picture, _stand_in(unary.shape), "energies", labels_axis, channel_axis
-    )  # fmt: skip
-    if masks is not None and not many:
-        return TileWork(image, unary, kind, *common, masks, True, 2, settings, build, run)
-    if labels_axis is None:
-        raise InputError(
-            f"{kind} of shape {unary.shape}, expected a mask with one number per pixel"
-        )
-    axes = find_axes(picture, _stand_in(unary.shape), kind, labels_axis, channel_axis) if (
-        len(many) != 1
-    ) else many[0]  # fmt: skip
-    count = unary.shape[axes.labels]
-    mask = count == 1
-    return TileWork(
-        image, unary, kind, *common, axes, mask, 2 if mask else count, settings, build, run
-    )
+    else:
+        for name in ("n_labels", "unsure", "ignore"):
+            if name in build:
+                raise InputError(f"{name} goes with kind='labels' only")
+        build["confidence"] = CONFIDENCE if settings.confidence is None else settings.confidence
+        whole = _stand_in(unary.shape)
+        axes = _axes(AxisReader(picture, whole, kind, labels_axis, channel_axis))
+        count = 2 if axes.labels is None else max(2, unary.shape[axes.labels])
+    return TileWork(image, unary, kind, output, dtype, axes, count, settings, build, run)
 
 
-def _mask_axes(image: Sliced | None, unary: Sliced, channel_axis: int | str | None) -> Axes | None:
-    """The axes of an image whose pixels have one number each; None if they don't."""
-    if image is None:
-        return Axes(unary.shape, 0, None) if channel_axis is None else None
-    n = len(image.shape)
-    if image.shape == unary.shape and channel_axis in ("auto", None):
-        return Axes(unary.shape, 0, None)
-    candidates = (0, n - 1) if channel_axis == "auto" else (channel_axis,)
-    for c in candidates:
-        if isinstance(c, int) and image.shape[: c % n] + image.shape[c % n + 1 :] == unary.shape:
-            return Axes(unary.shape, 0, c % n)
-    return None
+def _axes(reader: AxisReader) -> Axes:
+    """The way to read probabilities or logits, by their shape alone."""
+    unary = reader.values
+    ways = []
+    if reader.labels_axis is not None and unary.ndim > 1:
+        ways = replace(reader, what="energies").ways()
+    if not ways and reader.labels_axis in ("auto", None) and (masks := reader.masks()):
+        return masks[0]
+    if reader.labels_axis is None:
+        return replace(reader, image=None).refuse_mask()
+    axes = ways[0] if len(ways) == 1 else reader.only_way()
+    return replace(axes, mask=axes.labels is not None and unary.shape[axes.labels] == 1)
 
 
 def _stand_in(shape: tuple[int, ...]) -> Pixels:
@@ -385,19 +320,11 @@ def _stand_in(shape: tuple[int, ...]) -> Pixels:
     return np.broadcast_to(np.zeros((), dtype=np.float32), shape)
 
 
-def _inserted(window: Window, axis: int, shape: Sequence[int]) -> Window:
-    """A window of pixels with everything along one more axis."""
+def _inserted(window: Window, axis: int | None, shape: Sequence[int]) -> Window:
+    """A window of pixels with everything along one more axis, if there is one."""
+    if axis is None:
+        return window
     return (*window[:axis], slice(0, shape[axis]), *window[axis:])
-
-
-def _touched(points: Doubles) -> Ints:
-    """Keys of the coarser lattice's vertices that some points touch."""
-    n, d = points.shape
-    if n == 0:
-        return np.zeros(0, dtype=np.int64)
-    row, weight = corner_arrays(n, d)
-    chunks = make_chunks(n, 0, chunk_size(d))
-    return place_points(np.ascontiguousarray(points), STAR, chunks, row, weight).keys
 
 
 def _plain(value: object) -> object:
@@ -407,3 +334,114 @@ def _plain(value: object) -> object:
     if hasattr(value, "tolist"):
         return value.tolist()
     return value if isinstance(value, str | int | float | bool | None) else shown(value)
+
+
+# ---- the grid of tiles ----
+
+
+HALO_SIGMAS = 5.0
+"""Halo for ``halo="auto"``, in standard deviations of the widest term. Labels within 16 pixels of a
+seam are then those of the whole image for 99.99 % of the pixels; see benchmarks/tile_seams.py."""
+
+
+@dataclass(frozen=True)
+class ImageTile:
+    """One tile of an image.
+
+    Attributes:
+        number: Its number, row by row from 0.
+        core: Its pixels, of which results are kept.
+        around: The pixels that are refined, with the halo.
+    """
+
+    number: int
+    core: Window
+    around: Window
+
+    @property
+    def inner(self) -> Window:
+        """The core, counted from the first pixel that is refined."""
+        pairs = zip(self.core, self.around, strict=True)
+        return tuple(slice(c.start - a.start, c.stop - a.start) for c, a in pairs)
+
+    def __str__(self) -> str:
+        area = ", ".join(f"{a.start}:{a.stop}" for a in self.around)
+        return f"tile {self.number} (pixels {area})"
+
+
+@dataclass(frozen=True)
+class TileGrid:
+    """All tiles of an image.
+
+    Args:
+        pixels: Shape of the image without channels.
+        tile: Length of a tile along each axis.
+        halo: Pixels around it along each axis.
+
+    Example:
+        >>> grid = TileGrid((100, 50), (64, 64), (8, 8))
+        >>> len(grid), str(grid.part(1))
+        (2, 'tile 1 (pixels 56:100, 0:50)')
+        >>> grid.part(1).inner
+        (slice(8, 44, None), slice(0, 50, None))
+    """
+
+    pixels: tuple[int, ...]
+    tile: tuple[int, ...]
+    halo: tuple[int, ...]
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Number of tiles along each axis."""
+        return tuple(-(-n // t) for n, t in zip(self.pixels, self.tile, strict=True))
+
+    def __len__(self) -> int:
+        return math.prod(self.counts)
+
+    def part(self, number: int) -> ImageTile:
+        """The tile of a number."""
+        core, around = [], []
+        place = np.unravel_index(number, self.counts)
+        for k, n, t, h in zip(place, self.pixels, self.tile, self.halo, strict=True):
+            first, last = int(k) * t, min(n, (int(k) + 1) * t)
+            core.append(slice(first, last))
+            around.append(slice(max(0, first - h), min(n, last + h)))
+        return ImageTile(number, tuple(core), tuple(around))
+
+
+def make_grid(
+    pixels: tuple[int, ...],
+    tile: int | Sequence[int],
+    halo: int | Sequence[int] | str,
+    reach: Sequence[float],
+) -> TileGrid:
+    """The tiles of an image.
+
+    Args:
+        pixels: Shape of the image without channels.
+        tile: Length of a tile: one number, or one per axis.
+        halo: Likewise, or "auto".
+        reach: Largest standard deviation of a term in pixels, along each axis.
+
+    Example:
+        >>> make_grid((3000, 2000), 1024, "auto", (40.0, 40.0)).halo
+        (200, 200)
+    """
+    lengths = _whole(tile, len(pixels), "tile", 1)
+    if isinstance(halo, str):
+        if halo != "auto":
+            raise InputError(f"halo={shown(halo)}, expected a number of pixels or 'auto'")
+        around = tuple(math.ceil(HALO_SIGMAS * sigma) for sigma in reach)
+    else:
+        around = _whole(halo, len(pixels), "halo", 0)
+    return TileGrid(pixels, lengths, around)
+
+
+def _whole(given: int | Sequence[int], count: int, name: str, least: int) -> tuple[int, ...]:
+    """One whole number for all axes, or one for each, as one for each."""
+    values = np.atleast_1d(np.asarray(given))
+    if values.dtype.kind not in "iu" or values.ndim != 1 or len(values) not in (1, count):
+        raise InputError(f"{name}={shown(given)}, expected a whole number or {count}, one per axis")
+    if (values < least).any():
+        raise InputError(f"{name}={shown(given)}, expected {least} or more")
+    return tuple(int(x) for x in np.broadcast_to(values, (count,)))

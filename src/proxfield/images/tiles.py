@@ -8,13 +8,14 @@ lies beyond the halo.
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,23 +25,25 @@ import numpy as np
 
 from proxfield.core.common.arrays import Array
 from proxfield.core.common.checks import whole_numbers
+from proxfield.core.common.memory import return_freed_arrays
 from proxfield.core.common.records import Record
-from proxfield.core.jobs import Part
+from proxfield.core.jobs import Part, check_jobs, run_jobs, slots_of, threads_per_item
 from proxfield.errors import InputError, InputWarning, shown
 from proxfield.images.densecrf import divided
 from proxfield.images.inputs import confidence_note
 from proxfield.images.settings import DenseSettings
-from proxfield.images.tile_grid import TileGrid, make_grid
-from proxfield.images.tile_jobs import run_tiles, stored_tiles, tile_path
-from proxfield.images.tile_work import INPUTS, TileWork, make_tile
-from proxfield.io.files import display_name, naming_damage
+from proxfield.images.tile_work import INPUTS, ImageTile, TileGrid, TileWork, make_grid, make_tile
+from proxfield.io.files import NO_FOLDER, display_name, naming_damage
 from proxfield.io.folders import ProgressFolder
+from proxfield.io.npy import map_array, mapped, store_array
 from proxfield.io.remote import is_remote
 from proxfield.io.tiff import GeoReference
 from proxfield.io.windows import (
+    Held,
     HeldOutput,
     NewFile,
     Output,
+    Sliced,
     check_output,
     open_output,
     open_sliced,
@@ -155,7 +158,8 @@ def refine_tiles(
         (4, [0, 0, 1])
     """
     start = time.perf_counter()
-    _check(kind, output, dtype, jobs, options)
+    _check(kind, output, dtype, options)
+    jobs = check_jobs(jobs)
     picture = None if image is None else open_sliced(image, "the image")
     unary = open_sliced(probabilities, kind)
     work = make_tile(picture, unary, kind, output, dtype, *divided(options, of_labels=True))
@@ -218,7 +222,14 @@ class _Tiling:
         self.before = len(self.there)
         self.tell()
         todo = [number for number in chosen if number not in self.there]
-        for record in run_tiles(self.work, self.grid, todo, self.held.path, jobs):
+        if not todo:
+            return
+        jobs = None if jobs is None else min(jobs, len(todo))
+        work, threads = self.work, threads_per_item(jobs, self.work.run.get("threads"))
+        if slots_of(jobs) > 1:
+            work = replace(_on_disk(work, self.held.path), run={**work.run, "threads": threads})
+        job = TileJob(work, self.held.path)
+        for record in run_jobs(job, map(self.grid.part, todo), jobs, threads):
             number = record["number"]
             if self.target is not None:
                 self.write(self.target, number)
@@ -246,7 +257,7 @@ class _Tiling:
         """Open the output, and copy into it what other runs, or this before, left in files."""
         work, shape, dtype = self.work, self.work.output_shape, self.work.output_dtype
         if isinstance(self.out, str | PathLike):
-            chunks = work.with_labels(self.grid.tile, work.n_labels)
+            chunks = work.with_labels(self.grid.tile)
             path, place = Path(self.out), self.held.path
             new = NewFile(path, place, shape, dtype, chunks, self.reference, work.ignored)
             self.target = open_output(new)
@@ -277,17 +288,65 @@ class _Tiling:
             self.callback(len(self.there), len(self.grid))
 
 
-def _check(kind: str, output: str, dtype: str, jobs: int | None, options: Record) -> None:
+# ---- tiles as jobs ----
+
+
+def tile_path(place: Path, number: int) -> Path:
+    """The file of a finished tile that isn't in the output yet."""
+    return place / f"tile-{number}.npy"
+
+
+@dataclass(frozen=True)
+class TileJob:
+    """One tile: read, refine, write to a file of its own. It travels to other processes.
+
+    A call returns a record: the ``number`` of the tile, the ``status`` of its inference, and how
+    many of its pixels ``changed``.
+    """
+
+    work: TileWork
+    place: Path
+
+    def __call__(self, part: ImageTile) -> Record:
+        return_freed_arrays()
+        try:
+            values, status, changed = self.work.refine(part)
+            with writing_to(self.place):
+                store_array(tile_path(self.place, part.number), values)
+        except InputError as error:
+            raise InputError(f"{part}: {error}") from None
+        finally:
+            gc.collect()  # fields and programs refer to each other: the next tile needs the room
+        return {"number": part.number, "status": status, "changed": changed}
+
+
+def stored_tiles(place: Path) -> set[int]:
+    """Numbers of the tiles that have such a file."""
+    return {int(path.stem.partition("-")[2]) for path in place.glob("tile-*.npy")}
+
+
+def _on_disk(work: TileWork, place: Path) -> TileWork:
+    """The same with arrays in memory as files, which other processes read by themselves."""
+
+    def stored(given: Sliced | None, name: str) -> Sliced | None:
+        if not isinstance(given, Held) or not given.in_memory:
+            return given
+        with writing_to(place):
+            np.save(place / name, given.array)
+        return mapped(map_array(place / name), place / name)
+
+    unary = stored(work.unary, "unary.npy")
+    assert unary is not None
+    return replace(work, image=stored(work.image, "image.npy"), unary=unary)
+
+
+def _check(kind: str, output: str, dtype: str, options: Record) -> None:
     if kind not in INPUTS:
         raise InputError(f"kind={shown(kind)}, expected one of: {', '.join(INPUTS)}")
     if output not in OUTPUTS:
         raise InputError(f"output={shown(output)}, expected labels or probabilities")
     if dtype not in ("float32", "float16"):
         raise InputError(f"dtype={shown(dtype)}, expected float32 or float16")
-    if jobs is not None and (
-        isinstance(jobs, bool) or not isinstance(jobs, int | np.integer) or jobs < 1
-    ):
-        raise InputError(f"jobs={shown(jobs)}, expected a whole number above 0")
     for name in ("cooccurrence", "scribbles", "origin", "batch", "logits", "energies"):
         if options.get(name) is not None:
             raise InputError(f"{name} doesn't go with tiles, expected refine_tiles without it")
@@ -319,22 +378,9 @@ def _folder(out: Array, folder: str | PathLike[str] | None, stack: ExitStack) ->
     if folder is not None:
         place = Path(folder)
     elif isinstance(out, str | PathLike):
-        place = progress_path(Path(out))
+        place = Path(out).with_name(f"{Path(out).name}.tiles")
     else:
         return Path(stack.enter_context(TemporaryDirectory(prefix="proxfield-tiles-")))
     if not place.absolute().parent.is_dir():
-        raise InputError(
-            "can't write, its folder doesn't exist, expected an existing folder (try mkdir -p)",
-            path=display_name(place),
-        )
+        raise InputError(f"can't write, {NO_FOLDER}", path=display_name(place))
     return place
-
-
-def progress_path(out: Path) -> Path:
-    """The folder of a result that is in progress.
-
-    Example:
-        >>> progress_path(Path("slide.zarr")).name
-        'slide.zarr.tiles'
-    """
-    return out.with_name(f"{out.name}.tiles")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from os import PathLike
 from pathlib import Path
 
@@ -17,14 +17,20 @@ from numpy.typing import NDArray
 from proxfield._version import __version__
 from proxfield.core.common.arrays import Array, Pixels
 from proxfield.core.common.records import Record
+from proxfield.core.engines import compile_program
+from proxfield.core.engines.base import State
+from proxfield.core.solve.curvature import Curvature
+from proxfield.core.solve.loop import make_updates
+from proxfield.core.solve.problem import Problem
+from proxfield.core.solve.rules.registry import make_rule
+from proxfield.core.solve.starts import starting_point
 from proxfield.core.terms.gaussian import Gaussian
 from proxfield.errors import InputError
 from proxfield.field import Field
 from proxfield.images.densecrf import DenseCRF
 from proxfield.images.metrics import Counts, find_metric, read_truth
 from proxfield.images.settings import TERM_SETTINGS, DenseSettings
-from proxfield.images.updates import FieldUpdates
-from proxfield.io.files import display_name, read_bytes
+from proxfield.io.files import display_name, naming, read_bytes
 from proxfield.io.images import read_image, read_labels, read_probabilities
 
 MARKS = (1, 2, 3, 5, 10)
@@ -33,7 +39,7 @@ MARKS = (1, 2, 3, 5, 10)
 
 def key_of(settings: DenseSettings) -> str:
     """The settings that count, but for the number of updates: those of a term of weight 0 don't."""
-    names = (*chain(*TERM_SETTINGS.values()), "filter")
+    names = (*itertools.chain(*TERM_SETTINGS.values()), "filter")
     values = {name: getattr(settings, name) for name in names}
     values = {k: v if isinstance(v, str) else float(v) for k, v in values.items()}
     for term, own in TERM_SETTINGS.items():
@@ -75,19 +81,6 @@ def make_case(number: int, image: Given, probabilities: Given, truth: Given) -> 
     return LabelledImage(name, *parts, made.hexdigest())
 
 
-def load_case(case: LabelledImage) -> tuple[Pixels | None, Pixels, Pixels]:
-    """The arrays of a case."""
-
-    def read(part: Given, reader: Callable[[str | PathLike[str]], Pixels]) -> Array:
-        return reader(part) if isinstance(part, str | PathLike) else part
-
-    return (
-        read(case.image, read_image),
-        np.asarray(read(case.probabilities, read_probabilities)),
-        np.asarray(read(case.truth, lambda path: read_labels(path)[0])),
-    )
-
-
 # ---- one image ----
 
 
@@ -122,28 +115,27 @@ class TrialTask:
 
 
 def run_task(task: TrialTask) -> Record:
-    """Counts of one image: ``{"digest": …, "counts": {key: {updates: counts}}, "error": …}``.
+    """The counts of one image, see `_try_points`; an error names the image."""
+    with naming(task.case.name):
+        return _try_points(task)
+
+
+def _try_points(task: TrialTask) -> Record:
+    """Counts of one image: ``{"digest": …, "counts": {key: {updates: counts}}, "certain": …}``.
 
     ``certain`` says whether its probabilities were labels, see `DenseCRF`. The labels without a CRF
     are always among the counts.
     """
-    record: Record = {"digest": task.case.digest, "counts": {}, "error": None, "certain": False}
-    try:
-        record["counts"] = dict(_try_points(task, record))
-    except InputError as error:
-        where = task.case.name if error.path is None else error.path
-        record["error"] = (error.message, where)
-    return record
+    measure, case = task.measure, task.case
 
+    def read(part: Given, reader: Callable[[str | PathLike[str]], Pixels]) -> Array:
+        return reader(part) if isinstance(part, str | PathLike) else part
 
-def _try_points(
-    task: TrialTask, record: Record
-) -> Iterator[tuple[str, dict[str, list[list[int]]]]]:
-    measure = task.measure
-    image, probabilities, given = load_case(task.case)
+    image = read(case.image, read_image)
+    probabilities = np.asarray(read(case.probabilities, read_probabilities))
+    given = read(case.truth, lambda path: read_labels(path)[0])
     metric = find_metric(measure.metric)
     base = DenseCRF(image, probabilities, spatial_weight=0.0, bilateral_weight=0.0, **measure.build)
-    record["certain"] = base.confidence is not None
     truth = read_truth(given, base.pixels, base.n_labels, measure.ignore)
     terms: dict[str, tuple[str, Gaussian]] = {}
 
@@ -162,31 +154,17 @@ def _try_points(
         maps = labels.reshape(base.pixels)
         return metric.count(truth, maps, base.n_labels, measure.tolerance).tolist()  # type: ignore[no-any-return]
 
-    yield NO_CRF, {"0": count(base.terms[0].energies.argmin(axis=1))}  # type: ignore[attr-defined]
+    tried = {NO_CRF: {"0": count(base.terms[0].energies.argmin(axis=1))}}  # type: ignore[attr-defined]
     for point in sorted(task.points, key=lambda p: (p.filter, p.bilateral_sigma, key_of(p))):
-        kinds = TERM_SETTINGS if image is not None else ("spatial",)
-        pairwise = [term(kind, point) for kind in kinds if point.weight(kind)]
-        found = labels_after(base, pairwise, MARKS, task.threads)
-        yield key_of(point), {str(n): count(x) for n, x in zip(MARKS, found, strict=True)}
-
-
-def labels_after(
-    base: DenseCRF, pairwise: Sequence[Gaussian], updates: Sequence[int], threads: int | None
-) -> Iterator[NDArray[np.int64]]:
-    """Labels after some numbers of updates, in one run: those of ``infer(max_iters=…)``.
-
-    Args:
-        base: The field of the unary energies.
-        pairwise: The other terms.
-        updates: Numbers of updates, in ascending order.
-        threads: Maximum number of threads.
-    """
-    updated = FieldUpdates(Field(base.n_vars, base.n_labels, [base.terms[0], *pairwise]), threads)
-    state, done = updated.start(), 0
-    for n in updates:
-        q = updated.make(state, n - done if pairwise else 0)
-        done = n
-        yield q.reshape(base.n_vars, -1).argmax(axis=1)
+        pairwise = [term(kind, point) for kind in point.kinds(image is not None)]
+        whole = Field(base.n_vars, base.n_labels, [base.terms[0], *pairwise])
+        updates = FieldUpdates(whole, task.threads)
+        state, counts = updates.start(), {}
+        for done, n in itertools.pairwise((0, *MARKS)):
+            q = updates.make(state, n - done if pairwise else 0)
+            counts[str(n)] = count(q.reshape(base.n_vars, -1).argmax(axis=1))
+        tried[key_of(point)] = counts
+    return {"digest": case.digest, "counts": tried, "certain": base.confidence is not None}
 
 
 # ---- all trials ----
@@ -253,10 +231,8 @@ class Trials:
                 with self.path.open("a", encoding="utf-8") as stream:
                     stream.write("".join(lines))
             except OSError as error:
-                raise InputError(
-                    f"can't write ({error.strerror}), expected a writable file",
-                    path=display_name(self.path),
-                ) from None
+                what = f"can't write ({error.strerror}), expected a writable file"
+                raise InputError(what, path=display_name(self.path)) from None
 
     def missing(
         self, cases: Iterable[LabelledImage], points: Sequence[DenseSettings]
@@ -273,3 +249,28 @@ class Trials:
         """Counts summed over images."""
         found = [self.counts[case.digest, settings][updates] for case in cases]
         return np.sum(found, axis=0)  # type: ignore[no-any-return]
+
+
+class FieldUpdates:
+    """A field, compiled for the CPU, and its certified update (that of the rule "fixed").
+
+    Args:
+        field: The field.
+        threads: Maximum number of threads.
+    """
+
+    def __init__(self, field: Field, threads: int | None) -> None:
+        self.field, self.lowered = field, field.lower()
+        self.program = compile_program(self.lowered, "cpu", "float32", threads)
+        curvature = Curvature(self.lowered, field, "cpu")
+        self.plan = make_rule("fixed", {}).plan(Problem(self.lowered, curvature))
+
+    def start(self) -> State:
+        """The state in which a label is as probable as its unary energies say."""
+        return self.program.start(starting_point(self.field, self.lowered, "unary", 0))
+
+    def make(self, state: State, count: int) -> NDArray[np.float32]:
+        """Make some updates of a state; returns its marginals.  # (N · L,)"""
+        if count > 0:
+            make_updates(self.program, self.plan, state, count)
+        return np.asarray(self.program.view(state), dtype=np.float32)

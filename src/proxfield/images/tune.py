@@ -122,7 +122,7 @@ def tune(
             raise InputError(f"{name}={shown(value)}, expected {least} or more")
     if budget is not None and not budget > 0:
         raise InputError(f"budget={shown(budget)}, expected seconds above 0")
-    threads = threads_per_item(jobs) if threads is None else threads
+    threads = threads_per_item(jobs, threads)
     run = _Tuning(cases, measure, Trials(store, measure, fresh), trials, budget, callback, threads)
     run.phases = min(folds, len(cases))
     with ExitStack() as stack:
@@ -224,14 +224,15 @@ class _Tuning:
             fold, found = self.cross_validate(set(part), filters)
             folds.append(fold)
             counts.append(found)
-        held_out = find_metric(self.measure.metric).score(_sum(counts))
+        held_out = self.score_of(np.sum(counts, axis=0))
         improved = held_out > baseline and best.score > baseline
-        digest = hashlib.blake2b(
-            "".join(sorted(c.digest for c in self.cases)).encode(), digest_size=8
-        ).hexdigest()
+        config = best.settings.in_range(color_range)
+        if not improved:
+            config = replace(config, spatial_weight=0.0, bilateral_weight=0.0)
+        digests = "".join(sorted(case.digest for case in self.cases))
         return TuneResult(
             improved,
-            _config(best, improved, color_range),
+            config,
             self.measure.metric,
             baseline,
             held_out,
@@ -239,7 +240,7 @@ class _Tuning:
             tuple(folds),
             tuple(sorted(table.values(), key=lambda f: -f.score)),
             len(self.cases),
-            digest,
+            hashlib.blake2b(digests.encode(), digest_size=8).hexdigest(),
             seed,
             time.perf_counter() - self.start,
             self.stopped,
@@ -257,15 +258,17 @@ class _Tuning:
             counts = self.trials.total(inside, key_of(found.settings), found.settings.max_iters)
         else:
             counts = self.trials.total(inside, NO_CRF, 0)
-        score = find_metric(self.measure.metric).score
         names = tuple(case.name for case in inside)
-        fold = Fold(found, score(counts), self.score(inside, NO_CRF, 0), names)
-        return fold, counts
+        baseline = self.score(inside, NO_CRF, 0)
+        return Fold(found, self.score_of(counts), baseline, names), counts
+
+    def score_of(self, counts: Counts) -> float:
+        """The score that counts make."""
+        return find_metric(self.measure.metric).score(counts)
 
     def score(self, cases: Sequence[LabelledImage], settings: str, updates: int) -> float:
         """The score of settings over some images."""
-        counts = self.trials.total(cases, settings, updates)
-        return find_metric(self.measure.metric).score(counts)
+        return self.score_of(self.trials.total(cases, settings, updates))
 
     def search(
         self, cases: Sequence[LabelledImage], filters: tuple[str, ...], table: dict[str, Scored]
@@ -316,9 +319,6 @@ class _Tuning:
 
     def take(self, record: Record, points: int) -> None:
         """Keep what a task returned."""
-        if record["error"] is not None:
-            message, where = record["error"]
-            raise InputError(message, path=where)
         if record["certain"]:
             self.certain.add(record["digest"])
         self.trials.add(record)
@@ -356,13 +356,3 @@ class _Tuning:
 
 def _name_of(task: TrialTask) -> str:
     return task.case.name
-
-
-def _config(best: Scored, improved: bool, color_range: float | None) -> DenseSettings:
-    """Settings for `DenseCRF`."""
-    found = best.settings.in_range(color_range)
-    return found if improved else replace(found, spatial_weight=0.0, bilateral_weight=0.0)
-
-
-def _sum(counts: Sequence[Counts]) -> Counts:
-    return np.sum(counts, axis=0)  # type: ignore[no-any-return]

@@ -1,20 +1,28 @@
 """Files: UAI models, evidence and results, plain or compressed."""
 
-from proxfield.io.evidence import parse_evidence, read_evidence, write_evidence
 from proxfield.io.files import atomic_write, read_bytes
 from proxfield.io.results import (
     format_map,
     format_mar,
     format_pr,
+    parse_evidence,
     parse_map,
     parse_mar,
     parse_pr,
+    read_evidence,
     read_map,
     read_mar,
     read_pr,
+    write_evidence,
 )
-from proxfield.io.uai import UaiModel, model_to_field, parse_model, read_model
-from proxfield.io.uai_write import format_model, write_model
+from proxfield.io.uai import (
+    UaiModel,
+    format_model,
+    model_to_field,
+    parse_model,
+    read_model,
+    write_model,
+)
 
 __all__ = [
     "UaiModel",

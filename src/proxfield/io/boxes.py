@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -14,9 +13,8 @@ from proxfield.core.common.arrays import Doubles
 from proxfield.core.common.checks import is_exact, is_real
 from proxfield.core.common.records import Record
 from proxfield.errors import InputError, shown
-from proxfield.io.files import Target, decode_text, parse_json, read_bytes
-from proxfield.io.masks import Size, check_scale, check_sizes, fill_boxes
-from proxfield.io.patterns import fields, fill
+from proxfield.io.files import Target, decode_text, naming, parse_json, read_bytes
+from proxfield.io.masks import Size, check_scale, check_sizes, fields, fill, fill_boxes
 
 COLUMNS = ("camera", "frame", "left", "top", "right", "bottom")
 MIN_SCORE = 0.5
@@ -107,10 +105,15 @@ def read_boxes(path: Target, cameras: tuple[str, ...]) -> dict[str, Found]:
     Raises:
         InputError: If a file can't be read, or a camera has no boxes.
     """
+    asked: list[tuple[str, str | None]]
     if "camera" in fields(path):
-        parts = [_read_file(fill(path, camera=c), c) for c in cameras]
+        asked = [(fill(path, camera=c), c) for c in cameras]
     else:
-        parts = [_read_file(str(path), cameras[0] if len(cameras) == 1 else None)]
+        asked = [(str(path), cameras[0] if len(cameras) == 1 else None)]
+    parts = []
+    for name, one in asked:
+        with naming(name):
+            parts.append(_read_file(name, one))
     found = {camera: frames for part, _ in parts for camera, frames in part.items()}
     for camera in cameras:
         if camera not in found:
@@ -120,7 +123,14 @@ def read_boxes(path: Target, cameras: tuple[str, ...]) -> dict[str, Found]:
     # a frame without boxes isn't in a list of boxes: there a camera has seen nobody
     known: Iterable[int] = {frame for frames in found.values() for frame in frames}
     if not any(complete for _, complete in parts):  # nor is one where no camera has seen anybody
-        known = _span(min(known), max(known), str(path))
+        first, last = min(known), max(known)
+        if last - first >= MOST_FRAMES:
+            raise InputError(
+                f"has frames {first} to {last}, expected at most {MOST_FRAMES} from the first to "
+                "the last: frames are numbered one by one",
+                path=str(path),
+            )
+        known = range(first, last + 1)
     for part, complete in parts:
         for frames in part.values():
             for frame in () if complete else known:
@@ -128,51 +138,40 @@ def read_boxes(path: Target, cameras: tuple[str, ...]) -> dict[str, Found]:
     return {camera: found[camera] for camera in cameras}
 
 
-def _span(first: int, last: int, name: str) -> range:
-    """All frames between two."""
-    if last - first >= MOST_FRAMES:
-        raise InputError(
-            f"has frames {first} to {last}, expected at most {MOST_FRAMES} from the first to the "
-            "last: frames are numbered one by one",
-            path=name,
-        )
-    return range(first, last + 1)
-
-
 def _read_file(path: str, camera: str | None) -> tuple[dict[str, Found], bool]:
     """Boxes by camera and frame, and whether frames without boxes are listed too."""
     data, name = read_bytes(path)
     text = decode_text(data, name, "CSV or JSON")
     if not text.lstrip().startswith(("{", "[")):
-        return _from_csv(text, name, camera), False
+        return _from_csv(text, camera), False
     content = parse_json(text, name)
     if isinstance(content, dict) and "bboxes" in content:
         if camera is None:
             raise InputError(
-                "has the boxes of one camera, expected one file for each: %c in the name", path=name
+                "has the boxes of one camera, expected one file for each: %c in the name"
             )
-        return {camera: _from_frames(content, name)}, True
+        return {camera: _from_frames(content)}, True
     if not isinstance(content, list):
-        raise InputError('expected a list of boxes, or an object with "bboxes"', path=name)
+        raise InputError('expected a list of boxes, or an object with "bboxes"')
     out: dict[str, Found] = {}
     for k, item in enumerate(content):
         if not isinstance(item, dict):
-            raise InputError(f"box {k} isn't an object", path=name)
+            raise InputError(f"box {k} isn't an object")
         who = item.get("camera", camera)
         if who is None:
-            raise InputError(f"box {k} has no camera", path=name)
+            raise InputError(f"box {k} has no camera")
         row = [item.get(key) for key in (*COLUMNS[2:], "score")]
-        _add(out, str(who), item.get("frame"), row, InputError(f"box {k}", path=name))
+        _add(out.setdefault(str(who), {}), item.get("frame"), row, f"box {k}", None)
     return out, False
 
 
-def _from_csv(text: str, name: str, camera: str | None) -> dict[str, Found]:
+def _from_csv(text: str, camera: str | None) -> dict[str, Found]:
     reader = csv.DictReader(io.StringIO(text))
     names = [n.strip().lower() for n in reader.fieldnames or []]
     need = COLUMNS if camera is None else COLUMNS[1:]
     if not set(need) <= set(names):
         raise InputError(
-            f"has columns {shown(', '.join(names))}, expected {', '.join(need)}", path=name, line=1
+            f"has columns {shown(', '.join(names))}, expected {', '.join(need)}", line=1
         )
     reader.fieldnames = names
     out: dict[str, Found] = {}
@@ -181,64 +180,52 @@ def _from_csv(text: str, name: str, camera: str | None) -> dict[str, Found]:
         try:
             row = [float(item[key]) for key in COLUMNS[2:]]
             score = (item.get("score") or "").strip()
+            row.append(float(score) if score else 1.0)
             frame = float(item["frame"])
             who = (item.get("camera") or camera or "").strip()
-            _add(
-                out,
-                who,
-                frame,
-                [*row, float(score) if score else 1.0],
-                InputError("the box", path=name, line=line),
-            )
-        except (TypeError, ValueError) as error:
-            if isinstance(error, InputError):
-                raise
-            raise InputError("has something that isn't a number", path=name, line=line) from None
+        except (TypeError, ValueError):
+            raise InputError("has something that isn't a number", line=line) from None
+        _add(out.setdefault(who, {}), frame, row, "the box", line)
     if not out:
-        raise InputError("has no boxes", path=name)
+        raise InputError("has no boxes")
     return out
 
 
-def _from_frames(content: Record, name: str) -> Found:
-    boxes: Any = content["bboxes"]
-    frames: Any = content.get("idxs")
+def _from_frames(content: Record) -> Found:
+    boxes, frames, scores = content["bboxes"], content.get("idxs"), content.get("scores")
     if frames is None and isinstance(boxes, list):
         frames = list(range(len(boxes)))
-    scores = content.get("scores")
     lists = [frames, boxes] if scores is None else [frames, boxes, scores]
     if not all(isinstance(v, list) and len(v) == len(boxes) for v in lists):
-        raise InputError("idxs, bboxes and scores must be lists of the same length", path=name)
-    out: dict[str, Found] = {"": {}}
+        raise InputError("idxs, bboxes and scores must be lists of the same length")
+    out: Found = {}
     for k, (frame, some) in enumerate(zip(frames, boxes, strict=True)):
         if not isinstance(some, list):
-            raise InputError(f"frame {shown(frame)} has no list of boxes", path=name)
+            raise InputError(f"frame {shown(frame)} has no list of boxes")
         rates = [None] * len(some) if scores is None else scores[k]
         if not isinstance(rates, list) or len(rates) != len(some):
-            raise InputError(f"frame {shown(frame)} has another number of scores", path=name)
+            raise InputError(f"frame {shown(frame)} has another number of scores")
         if not is_exact(frame):
-            raise InputError(f"frame {shown(frame)}, expected a whole number up to 2^53", path=name)
-        out[""].setdefault(int(frame), [])
+            raise InputError(f"frame {shown(frame)}, expected a whole number up to 2^53")
+        out.setdefault(int(frame), [])
         for box, score in zip(some, rates, strict=True):
             row = [*box, score] if isinstance(box, list) else [box]
-            _add(out, "", frame, row, InputError(f"a box of frame {frame}", path=name))
-    return out[""]
+            _add(out, frame, row, f"a box of frame {frame}", None)
+    return out
 
 
-def _add(
-    out: dict[str, Found], camera: str, frame: object, row: list[Any], about: InputError
-) -> None:
+def _add(out: Found, frame: object, row: Sequence[object], what: str, line: int | None) -> None:
     """Keep a box, or say what is wrong with it."""
-
-    def refuse(message: str) -> InputError:
-        return InputError(f"{about.message} {message}", path=about.path, line=about.line)
-
+    wrong = ""
     if len(row) == 5 and row[4] is None:
         row = [*row[:4], 1.0]
+    numbers = [float(v) for v in row if is_real(v)]  # type: ignore[arg-type]
     if not is_exact(frame):
-        raise refuse(f"has frame {shown(frame)}, expected a whole number up to 2^53")
-    if len(row) != 5 or not all(is_real(v) and np.isfinite(v) for v in row):
-        raise refuse("isn't made of numbers, expected left, top, right, bottom")
-    if row[2] < row[0] or row[3] < row[1]:
-        raise refuse(f"ends before it begins: {shown(row[:4])}")
-    frames = out.setdefault(camera, {})
-    frames.setdefault(int(frame), []).append(tuple(float(v) for v in row))  # type: ignore[call-overload]
+        wrong = f"has frame {shown(frame)}, expected a whole number up to 2^53"
+    elif len(row) != 5 or len(numbers) != 5 or not np.isfinite(numbers).all():
+        wrong = "isn't made of numbers, expected left, top, right, bottom"
+    elif numbers[2] < numbers[0] or numbers[3] < numbers[1]:
+        wrong = f"ends before it begins: {shown(row[:4])}"
+    if wrong:
+        raise InputError(f"{what} {wrong}", line=line)
+    out.setdefault(int(frame), []).append(tuple(numbers))  # type: ignore[call-overload]

@@ -24,6 +24,7 @@ from proxfield.io.files import (
     atomic_write,
     decode_text,
     display_name,
+    naming,
     parse_json,
     read_bytes,
 )
@@ -87,17 +88,16 @@ def read_calibration(
     if unit is not None and unit not in UNITS:
         raise InputError(f"unit={shown(unit)}, expected one of: {', '.join(UNITS)}")
     where = Path(path)
-    found = _read_folder(where, unit) if where.is_dir() else _read_json(where, unit)
-    if cameras is not None:
+    with naming(path):
+        found = _read_folder(where, unit) if where.is_dir() else _read_json(where, unit)
         known = {c.name: c for c in found}
-        for name in cameras:
+        for name in cameras or ():
             if name not in known:
                 raise InputError(
-                    f"has no camera {shown(name)}, expected one of: {', '.join(known)}",
-                    path=display_name(path),
+                    f"has no camera {shown(name)}, expected one of: {', '.join(known)}"
                 )
-        found = [known[name] for name in cameras]
-    return tuple(_checked(c, size, unit, display_name(path)) for c in found)
+        chosen = found if cameras is None else [known[name] for name in cameras]
+        return tuple(_checked(c, size, unit) for c in chosen)
 
 
 def write_calibration(path: Target, calibrations: Iterable[Calibration]) -> None:
@@ -124,40 +124,33 @@ def _read_json(path: Path, unit: str | None) -> list[Calibration]:
     data, name = read_bytes(path)
     content = parse_json(decode_text(data, name, "a calibration in JSON"), name)
     if not isinstance(content, dict):
-        raise InputError("expected an object with the cameras by name", path=name)
+        raise InputError("expected an object with the cameras by name")
     own = "cameras" in content
     given = content.get("unit", "m") if own else "m"
     if given not in UNITS:
-        raise InputError(f"unit {shown(given)}, expected one of: {', '.join(UNITS)}", path=name)
+        raise InputError(f"unit {shown(given)}, expected one of: {', '.join(UNITS)}")
     cameras = content["cameras"] if own else content
     if not isinstance(cameras, dict) or not cameras:
-        raise InputError("has no cameras", path=name)
+        raise InputError("has no cameras")
     length = UNITS[unit or given]
-    return [_from_object(str(key), value, length, name) for key, value in cameras.items()]
+    return [_from_object(str(key), value, length) for key, value in cameras.items()]
 
 
-def _from_object(camera: str, value: object, length: float, name: str) -> Calibration:
+def _from_object(camera: str, value: object, length: float) -> Calibration:
     if not isinstance(value, dict):
-        raise InputError(f"camera {camera}: expected an object with K, R, t", path=name)
+        raise InputError(f"camera {camera}: expected an object with K, R, t")
     arrays = {}
     for key, shape in (("K", (3, 3)), ("R", (3, 3)), ("t", (3,))):
         if key not in value:
-            raise InputError(f"camera {camera} has no {key}, expected K, R and t", path=name)
-        arrays[key] = _array(value[key], shape, f"camera {camera}: {key}", name)
+            raise InputError(f"camera {camera} has no {key}, expected K, R and t")
+        arrays[key] = _array(value[key], shape, f"camera {camera}: {key}")
     lens = value.get("dist")
-    if lens is not None:
-        lens = _array(lens, (-1,), f"camera {camera}: dist", name)
-    return Calibration(
-        camera,
-        arrays["K"],
-        arrays["R"],
-        length * arrays["t"],
-        lens,
-        _size(value, camera, name),
-    )
+    lens = None if lens is None else _array(lens, (-1,), f"camera {camera}: dist")
+    shift = length * arrays["t"]
+    return Calibration(camera, arrays["K"], arrays["R"], shift, lens, _size(value, camera))
 
 
-def _size(value: Mapping[str, object], camera: str, name: str) -> tuple[int, int] | None:
+def _size(value: Mapping[str, object], camera: str) -> tuple[int, int] | None:
     """Width and height, as one pair or by name."""
     given = value.get("size")
     if given is None and "width" in value and "height" in value:
@@ -165,14 +158,14 @@ def _size(value: Mapping[str, object], camera: str, name: str) -> tuple[int, int
     if given is None:
         return None
     if not isinstance(given, list) or len(given) != 2 or not all(is_exact(v) for v in given):
-        raise InputError(f"camera {camera}: size {shown(given)}, expected two numbers", path=name)
+        raise InputError(f"camera {camera}: size {shown(given)}, expected two numbers")
     width, height = int(given[0]), int(given[1])
     if min(width, height) < 1:
-        raise InputError(f"camera {camera}: images of {width}×{height} pixels", path=name)
+        raise InputError(f"camera {camera}: images of {width}×{height} pixels")
     return width, height
 
 
-def _array(value: object, shape: tuple[int, ...], what: str, name: str) -> Floats:
+def _array(value: object, shape: tuple[int, ...], what: str) -> Floats:
     try:
         array = np.asarray(value, dtype=np.float64)
         if array.dtype != np.float64 or not np.isfinite(array).all():
@@ -180,7 +173,7 @@ def _array(value: object, shape: tuple[int, ...], what: str, name: str) -> Float
         return array.reshape(shape)
     except (TypeError, ValueError):
         count = "numbers" if shape == (-1,) else f"{math.prod(shape)} numbers"
-        raise InputError(f"{what} isn't what it should be, expected {count}", path=name) from None
+        raise InputError(f"{what} isn't what it should be, expected {count}") from None
 
 
 # ---- XML ----
@@ -188,7 +181,6 @@ def _array(value: object, shape: tuple[int, ...], what: str, name: str) -> Float
 
 def _read_folder(folder: Path, unit: str | None) -> list[Calibration]:
     """Pairs of files, ``extr_NAME.xml`` and ``intr_NAME.xml``."""
-    name = display_name(folder)
     if (folder / "calibrations").is_dir():
         folder = folder / "calibrations"
     inner = [folder / sub for sub in INTRINSIC if (folder / sub).is_dir()]
@@ -197,10 +189,10 @@ def _read_folder(folder: Path, unit: str | None) -> list[Calibration]:
     extrinsic = _by_camera(outside, "extr_")
     intrinsic = _by_camera(inside, "intr_")
     if not extrinsic and not intrinsic:
-        raise InputError("the folder holds no extr_NAME.xml and intr_NAME.xml", path=name)
+        raise InputError("the folder holds no extr_NAME.xml and intr_NAME.xml")
     for camera in sorted(set(extrinsic) ^ set(intrinsic)):
         what = "intrinsic" if camera in extrinsic else "extrinsic"
-        raise InputError(f"camera {camera} has no {what} calibration", path=name)
+        raise InputError(f"camera {camera} has no {what} calibration")
     length = UNITS[unit or "cm"]
     size = WILDTRACK_SIZE if inner and inner[0].name == INTRINSIC[0] else None
     return [
@@ -218,71 +210,69 @@ def _from_xml(
 ) -> Calibration:
     from scipy.spatial.transform import Rotation
 
-    root = _parse_xml(inner)
-    matrix = _xml_numbers(root, ("camera_matrix",), 9, inner).reshape(3, 3)
-    lens = None
-    if root.find("distortion_coefficients") is not None:
-        lens = _xml_numbers(root, ("distortion_coefficients",), None, inner)
-    width, height = root.findtext("image_width"), root.findtext("image_height")
-    if width is not None and height is not None:
-        try:
-            size = int(width), int(height)
-        except ValueError:
-            raise InputError("image_width isn't a number", path=display_name(inner)) from None
-    root = _parse_xml(outer)
-    turn = _xml_numbers(root, ("rvec", "R"), None, outer)
-    if turn.size not in (3, 9):
-        raise InputError(f"rvec has {turn.size} numbers, expected 3", path=display_name(outer))
+    with naming(inner):
+        root = _parse_xml(inner)
+        matrix = _xml_numbers(root, 9, "camera_matrix").reshape(3, 3)
+        lens = None
+        if root.find("distortion_coefficients") is not None:
+            lens = _xml_numbers(root, None, "distortion_coefficients")
+        width, height = root.findtext("image_width"), root.findtext("image_height")
+        if width is not None and height is not None:
+            try:
+                size = int(width), int(height)
+            except ValueError:
+                raise InputError("image_width isn't a number") from None
+    with naming(outer):
+        root = _parse_xml(outer)
+        turn = _xml_numbers(root, None, "rvec", "R")
+        if turn.size not in (3, 9):
+            raise InputError(f"rvec has {turn.size} numbers, expected 3")
+        shift = _xml_numbers(root, 3, "tvec", "T")
     rotation = Rotation.from_rotvec(turn).as_matrix() if turn.size == 3 else turn.reshape(3, 3)
-    shift = _xml_numbers(root, ("tvec", "T"), 3, outer)
     return Calibration(camera, matrix, rotation, length * shift, lens, size)
 
 
 def _parse_xml(path: Path) -> ElementTree.Element:
     """The root of an XML file; entities, which may be bombs or name other files, are refused."""
-    data, name = read_bytes(path)
+    data, _ = read_bytes(path)
     if b"<!DOCTYPE" in data or b"<!ENTITY" in data or b"\0" in data:
-        raise InputError("has a document type or entities, expected plain XML", path=name)
+        raise InputError("has a document type or entities, expected plain XML")
     try:
         return ElementTree.fromstring(data)
     except ElementTree.ParseError as error:
-        raise InputError(f"isn't XML ({error.msg})", path=name, line=error.position[0]) from None
+        name, line = display_name(path), error.position[0]
+        raise InputError(f"isn't XML ({error.msg})", path=name, line=line) from None
     except (ValueError, LookupError) as error:  # an encoding that nobody knows
-        raise InputError(f"isn't XML ({error})", path=name) from None
+        raise InputError(f"isn't XML ({error})") from None
 
 
-def _xml_numbers(
-    root: ElementTree.Element, tags: tuple[str, ...], count: int | None, path: Path
-) -> Floats:
+def _xml_numbers(root: ElementTree.Element, count: int | None, *tags: str) -> Floats:
     """Numbers of an element, or of the ``data`` in it."""
-    name = display_name(path)
     for tag in tags:
         element = root.find(tag)
         if element is not None:
             break
     else:
-        raise InputError(f"has no <{tags[0]}>", path=name)
+        raise InputError(f"has no <{tags[0]}>")
     text = element.findtext("data") or element.text or ""
     try:
         numbers = np.array([float(word) for word in text.split()])
     except ValueError:
-        raise InputError(f"<{tag}> has something that isn't a number", path=name) from None
+        raise InputError(f"<{tag}> has something that isn't a number") from None
     if (count is not None and numbers.size != count) or not np.isfinite(numbers).all():
         expected = "" if count is None else f", expected {count}"
-        raise InputError(f"<{tag}> has {numbers.size} numbers{expected}", path=name)
+        raise InputError(f"<{tag}> has {numbers.size} numbers{expected}")
     return numbers
 
 
 # ---- what can't be ----
 
 
-def _checked(
-    c: Calibration, size: tuple[int, int] | None, unit: str | None, name: str
-) -> Calibration:
+def _checked(c: Calibration, size: tuple[int, int] | None, unit: str | None) -> Calibration:
     """The same calibration with its size, if it doesn't contradict itself."""
 
     def refuse(message: str) -> InputError:
-        return InputError(f"camera {c.name}: {message}", path=name)
+        return InputError(f"camera {c.name}: {message}")
 
     if size is not None and c.size is not None and tuple(size) != c.size:
         raise refuse(

@@ -12,8 +12,9 @@ import re
 import secrets
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from errno import EINVAL
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
@@ -80,7 +81,28 @@ def stem(path: Target) -> str:
 
 
 @contextlib.contextmanager
-def naming_damage(name: str | None, what: str = "array file") -> Iterator[None]:
+def naming(path: Target, line: int | None = None) -> Iterator[None]:
+    """Add the name of a file, and the line, to an `InputError` that names none.
+
+    Example:
+        >>> with naming("x.npy"):
+        ...     raise InputError("holds no array")
+        Traceback (most recent call last):
+        proxfield.errors.InputError: x.npy: holds no array
+    """
+    try:
+        yield
+    except InputError as error:
+        if error.path is not None:
+            raise
+        where = error.line or line
+        raise InputError(error.message, path=display_name(path), line=where) from None
+
+
+@contextlib.contextmanager
+def naming_damage(
+    name: str | None, what: str = "array file", *passed: type[Exception]
+) -> Iterator[None]:
     """Raise `InputError` for whatever goes wrong while a library reads a file.
 
     For a damaged file, numpy, zipfile, zlib, Pillow and others raise a dozen kinds of errors,
@@ -89,6 +111,7 @@ def naming_damage(name: str | None, what: str = "array file") -> Iterator[None]:
     Args:
         name: The file's name in messages; None if the caller adds it.
         what: What kind of file it is, for messages.
+        *passed: Errors that the caller handles.
 
     Example:
         >>> with naming_damage("x.npy"):
@@ -97,9 +120,10 @@ def naming_damage(name: str | None, what: str = "array file") -> Iterator[None]:
         proxfield.errors.InputError: x.npy: array file is damaged or cut short (No data left in \
 file), expected a whole file
     """
+    passed = (ProxfieldError, *passed)
     try:
         yield
-    except ProxfieldError:
+    except passed:
         raise
     except FileNotFoundError:
         raise InputError("no such file, expected an existing file", path=name) from None
@@ -272,12 +296,10 @@ def parse_json(text: str, name: str) -> object:
 
 def _compress(data: bytes, name: str) -> bytes:
     """Compress as the suffix asks; the same data always give the same bytes."""
-    suffix = Path(name).suffix.lower()
-    if suffix == ".gz":
-        return gzip.compress(data, compresslevel=6, mtime=0)
-    if suffix == ".xz":
-        return lzma.compress(data)
-    return bz2.compress(data) if suffix == ".bz2" else data
+    gz = partial(gzip.compress, compresslevel=6, mtime=0)
+    kinds: dict[str, Callable[[bytes], bytes]]
+    kinds = {".gz": gz, ".xz": lzma.compress, ".bz2": bz2.compress}
+    return kinds.get(Path(name).suffix.lower(), bytes)(data)
 
 
 def _write_all(fd: int, data: bytes) -> None:
@@ -287,6 +309,19 @@ def _write_all(fd: int, data: bytes) -> None:
         stream.flush()
         if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
             os.fsync(stream.fileno())
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A new name beside a path; what is written there gets that path when the block ends."""
+    aside = path.parent / f".proxfield-{secrets.token_hex(8)}.tmp"
+    try:
+        yield aside
+        aside.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+        raise
 
 
 def _replace(path: str, data: bytes) -> None:
@@ -304,19 +339,12 @@ def _replace(path: str, data: bytes) -> None:
         if not os.access(real, os.W_OK):
             raise PermissionError
         old_mode = stat.S_IMODE(status.st_mode)
-    aside = real.parent / f".proxfield-{secrets.token_hex(8)}.tmp"
     # Mode 0666 less the umask, as open() would give; mkstemp's 0600 would shut others out.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-    fd = os.open(aside, flags, 0o666)
-    try:
-        _write_all(fd, data)
+    with replacing(real) as aside:
+        _write_all(os.open(aside, flags, 0o666), data)
         if old_mode is not None:
             aside.chmod(old_mode)
-        aside.replace(real)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            aside.unlink()
-        raise
 
 
 def atomic_write(path: Target, data: bytes | str) -> None:

@@ -13,12 +13,12 @@ from pathlib import Path
 from proxfield._version import __version__
 from proxfield.core.common.logs import log
 from proxfield.core.common.records import Record
-from proxfield.errors import InputError
+from proxfield.errors import InputError, reason
 from proxfield.io.files import atomic_write, display_name
 
 PARAMETERS = "parameters.json"
 FINISHED = "finished.txt"
-OWN = (PARAMETERS, FINISHED, "decisions.json")
+OWN = {PARAMETERS, FINISHED, "decisions.json"}
 """What another run may just have written, if both begin at the same time."""
 
 
@@ -63,15 +63,9 @@ def new_folder(folder: str | os.PathLike[str]) -> Iterator[Path]:
             path.rmdir()
         aside.rename(path)
     except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise InputError(f"can't write ({reason})", path=display_name(folder)) from None
+        raise InputError(f"can't write ({reason(error)})", path=display_name(folder)) from None
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-
-
-def _is_aside(path: Path) -> bool:
-    """Whether this is a file of ours that is still being written."""
-    return path.name.startswith(".proxfield-")
 
 
 class ProgressFolder:
@@ -100,10 +94,10 @@ class ProgressFolder:
         text = json.dumps({"proxfield": __version__, **parameters}, indent=1, default=str) + "\n"
         try:
             path.mkdir(exist_ok=True)
-            there = self._read()
-            if there is None and any(
-                x.name not in OWN and not _is_aside(x) for x in path.iterdir()
-            ):
+            stored = path / PARAMETERS
+            there = stored.read_text(encoding="utf-8") if stored.exists() else None
+            names = {x.name for x in path.iterdir() if not x.name.startswith(".proxfield-")}
+            if there is None and not names <= OWN:
                 raise InputError(
                     "holds something else, expected an empty folder for the work in progress",
                     path=display_name(path),
@@ -115,24 +109,17 @@ class ProgressFolder:
                 path.mkdir()
                 there = None
             if there is None:
-                atomic_write(path / PARAMETERS, text)
+                atomic_write(stored, text)
             elif (path / FINISHED).exists():
                 *lines, cut = (path / FINISHED).read_text(encoding="ascii").split("\n")
                 self.finished = {int(line) for line in lines}
                 if cut:  # the process was ended while it wrote this line
                     atomic_write(path / FINISHED, "".join(f"{line}\n" for line in lines))
         except OSError as error:
-            reason = error.strerror or str(error)
             raise InputError(
-                f"can't write there ({reason}), expected a folder for the work in progress",
+                f"can't write there ({reason(error)}), expected a folder for the work in progress",
                 path=display_name(path),
             ) from None
-
-    def _read(self) -> str | None:
-        try:
-            return (self.path / PARAMETERS).read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return None
 
     def finish(self, number: int) -> None:
         """Say that a part is finished."""
@@ -147,11 +134,9 @@ class ProgressFolder:
         path = self.path / f"{name}.json"
         if value is not None:
             atomic_write(path, json.dumps(value) + "\n")
-            return value
-        if not path.exists():
-            return None
-        found: Record = json.loads(path.read_text(encoding="utf-8"))
-        return found
+        elif path.exists():
+            value = json.loads(path.read_text(encoding="utf-8"))
+        return value
 
     def claim(self, name: str) -> bool:
         """Whether this run is the first one to claim a task that only one may do."""

@@ -117,15 +117,11 @@ def from_networkx(
                 f"{here} has neither {shown(weight)} nor {shown(table)}; weight=1.0, for example, "
                 "gives all edges one weight"
             )
-    names = [str(node) for node in number]
-    field = Field(np.array(cards, dtype=np.int64), names=names)
-    for term in tabled(unaries):
-        field.add(term)
+    terms = tabled(unaries)
     if edges:
-        field.add(COUPLINGS[coupling](np.array(edges), np.array(weights)))
-    for term in tabled(tables):
-        field.add(term)
-    return field
+        terms.append(COUPLINGS[coupling](np.array(edges), np.array(weights)))
+    terms += tabled(tables)
+    return Field(np.array(cards, dtype=np.int64), terms=terms, names=list(map(str, number)))
 
 
 def _numbers(value: ArrayLike, what: str) -> NDArray[np.float64]:
@@ -169,14 +165,12 @@ def from_pgmpy(model: FactorModel) -> Field:
         with np.errstate(divide="ignore"):
             energies = -np.log(values) + 0.0  # + 0 turns −0 into 0
         tables.append((tuple(number[variable] for variable in factor.variables), energies))
-    field = Field(
+    return Field(
         np.array([len(states[variable]) for variable in order], dtype=np.int64),
+        terms=tabled(tables),
         names=[str(variable) for variable in order],
         label_names=[[str(state) for state in states[variable]] for variable in order],
     )
-    for term in tabled(tables):
-        field.add(term)
-    return field
 
 
 def _factors(model: Any) -> list[ModelFactor]:

@@ -6,29 +6,31 @@ failure is one line that names the file; files are written aside and renamed.
 
 from __future__ import annotations
 
-import struct
 import warnings
-import zlib
+from collections.abc import Sequence
+from colorsys import hsv_to_rgb
+from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from proxfield.core.common.arrays import Pixels
 from proxfield.core.common.checks import whole_numbers
 from proxfield.core.common.extras import import_extra
 from proxfield.core.common.records import Record
 from proxfield.errors import InputError, shown
-from proxfield.io.files import Target, atomic_write, display_name, read_bytes
+from proxfield.io.files import Target, atomic_write, display_name, naming, naming_damage, read_bytes
 from proxfield.io.npy import compact, load_array
-from proxfield.io.palette import label_colors
 from proxfield.io.tiff import GEO_REMEDY, has_deep_color, has_rasterio, read_geotiff
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+import_pillow = partial(import_extra, "PIL.Image", "pictures need Pillow", "images")
+"""Pillow's module ``Image``, or how to install it."""
 ARRAYS = (".npy", ".npz")
 PICTURES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp")
 ORIENTATION = 0x0112
@@ -37,8 +39,18 @@ KEYS = ("probabilities", "prob", "probs", "softmax")
 """Names of the array to take from an ``.npz``; without any of these, the first."""
 
 _PLAIN = {"1": np.uint8, "L": np.uint8, "RGB": np.uint8, "I": np.int32, "F": np.float32}
-_BROKEN = (OSError, ValueError, SyntaxError, EOFError, KeyError, IndexError, TypeError)
-"""What Pillow raises for files that are damaged or something else altogether."""
+
+# Okabe and Ito's colors first, then others as far from these and from each other.
+LABEL_COLORS = (
+    *("#4D4D4D", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7"),
+    *("#7A3FBF", "#8B5E3C", "#B5E61D", "#E6194B", "#00CED1", "#FFB3A7", "#1B5E20", "#B0B7FF"),
+    *("#800040", "#FFFFFF", "#33FF99", "#A0895A"),
+)
+"""Colors of the first labels."""
+GOLDEN = 0.618033988749895
+IGNORED = 255
+IGNORED_COLOR = (224, 224, 192)
+"""Of pixels to ignore, as in the label maps of PASCAL VOC."""
 
 
 def read_image(path: Target, notes: list[str] | None = None) -> Pixels:
@@ -98,16 +110,24 @@ def read_probabilities(path: Target) -> Pixels:
     """
     data, name = read_bytes(path)
     if is_array(data):
-        return _whole_probabilities(load_array(data, name, KEYS), name)
-    pages = _decode(data, name)
-    gray = pages[0].mode in ("1", "L", "I") or pages[0].mode.startswith("I;16")
-    if len(pages) > 1 or not gray:
+        values = load_array(data, name, KEYS)
+    else:
+        pages = _decode(data, name)
+        gray = pages[0].mode in ("1", "L", "I") or pages[0].mode.startswith("I;16")
+        if len(pages) > 1 or not gray:
+            raise InputError(
+                "is no gray picture, expected a mask, or .npy or .npz with probabilities (label "
+                "maps are read as labels)",
+                path=name,
+            )
+        values = pillow_pixels(pages[0], name, None)
+    if values.dtype.kind in "iu" and values.ndim == 2 and values.size and values.max() == 1:
         raise InputError(
-            "is no gray picture, expected a mask, or .npy or .npz with probabilities (label maps "
-            "are read as labels)",
+            "holds only 0 and 1, expected shares of foreground out of 255 (65535 in 16 bits); this "
+            "is a label map: refine --labels, or read_labels",
             path=name,
         )
-    return _whole_probabilities(pillow_pixels(pages[0], name, None), name)
+    return as_probabilities(values, name)
 
 
 def as_probabilities(values: Pixels, name: str) -> Pixels:
@@ -136,27 +156,13 @@ def as_probabilities(values: Pixels, name: str) -> Pixels:
     )
 
 
-def _whole_probabilities(values: Pixels, name: str) -> Pixels:
-    """The same of all pixels, among which there must be more than the shares 0 and 1 of 255."""
-    if values.dtype.kind in "iu" and values.ndim == 2 and values.size and values.max() == 1:
-        raise InputError(
-            "holds only 0 and 1, expected shares of foreground out of 255 (65535 in 16 bits); this "
-            "is a label map: refine --labels, or read_labels",
-            path=name,
-        )
-    return as_probabilities(values, name)
-
-
 def read_logits(path: Target) -> Pixels:
     """Scores of a network: floats in ``.npy``, or in ``.npz`` an array ``logits`` or ``scores``.
 
     Raises:
         InputError: If the file can't be read or holds something else.
     """
-    data, name = read_bytes(path)
-    if not is_array(data):
-        raise InputError("is no numpy array, expected .npy or .npz with logits", path=name)
-    return as_logits(load_array(data, name, ("logits", "scores")), name)
+    return as_logits(read_array(path, "logits", ("logits", "scores")), display_name(path))
 
 
 def as_logits(values: Pixels, name: str) -> Pixels:
@@ -166,8 +172,8 @@ def as_logits(values: Pixels, name: str) -> Pixels:
     return values.astype(np.float32) if values.dtype.itemsize < 4 else values
 
 
-def read_array(path: Target, what: str) -> Pixels:
-    """The array of a ``.npy`` file, or the first one of a ``.npz`` file.
+def read_array(path: Target, what: str, keys: tuple[str, ...] = ()) -> Pixels:
+    """The array of a ``.npy`` file, or one of a ``.npz`` file: the first that a key names, if any.
 
     Raises:
         InputError: If the file can't be read or holds no array; it says what was expected.
@@ -175,7 +181,7 @@ def read_array(path: Target, what: str) -> Pixels:
     data, name = read_bytes(path)
     if not is_array(data):
         raise InputError(f"is no numpy array, expected .npy or .npz with {what}", path=name)
-    return load_array(data, name, ())
+    return load_array(data, name, keys)
 
 
 def read_labels(path: Target) -> tuple[Pixels, list[int] | None]:
@@ -203,24 +209,18 @@ def read_labels(path: Target) -> tuple[Pixels, list[int] | None]:
                 path=name,
             )
     palette = pages[0].getpalette() if pages[0].mode == "P" else None
-    stored = [_label_numbers(page) for page in pages]
+    stored = [np.array(page) for page in pages]
+    stored = [x if x.ndim < 3 else np.where(x[..., 1] == 0, 255, x[..., 0]) for x in stored]
     return (stored[0] if len(stored) == 1 else _stack(stored, name)), palette
-
-
-def _label_numbers(page: Image) -> Pixels:
-    values = np.array(page)
-    return values if page.mode != "LA" else np.where(values[..., 1] == 0, 255, values[..., 0])
 
 
 def as_labels(values: Pixels, name: str) -> Pixels:
     """Labels as whole numbers; floats only if they are whole."""
-    if values.dtype.kind == "f" and (values == np.rint(values)).all():
-        try:
+    with naming(name):
+        if values.dtype.kind == "f" and (values == np.rint(values)).all():
             values = whole_numbers(values, "labels")
-        except InputError as error:
-            raise InputError(error.message, path=name) from None
-    if values.dtype.kind not in "iub":
-        raise InputError(f"holds {values.dtype}, expected labels as whole numbers", path=name)
+        if values.dtype.kind not in "iub":
+            raise InputError(f"holds {values.dtype}, expected labels as whole numbers")
     return values
 
 
@@ -242,7 +242,7 @@ def write_labels(
         n_labels: How many labels there are, which decides on the size; by default one more
             than the largest.
         palette: Colors for an 8-bit picture, as from `read_labels`; by default
-            `proxfield.io.palette.label_colors`.
+            `label_colors`.
 
     Raises:
         InputError: If labels don't fit, or the file can't be written.
@@ -283,11 +283,6 @@ def write_probabilities(path: Target, values: ArrayLike, *, dtype: str = "float3
 # ---- pictures ----
 
 
-def import_pillow() -> Any:
-    """Pillow's module ``Image``, or how to install it."""
-    return import_extra("PIL.Image", "pictures need Pillow", "images")
-
-
 def _decode(data: bytes, name: str, notes: list[str] | None = None) -> list[Image]:
     """All pages of a TIFF, the first of anything else; decoded, so that damage shows here.
 
@@ -297,13 +292,13 @@ def _decode(data: bytes, name: str, notes: list[str] | None = None) -> list[Imag
     from PIL import ImageOps
 
     pages: list[Image] = []
+    refused = (pillow.UnidentifiedImageError, pillow.DecompressionBombError)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # size: memory decides; odd metadata: not ours
         try:
-            with pillow.open(BytesIO(data)) as picture:
+            with naming_damage(name, "image", *refused), pillow.open(BytesIO(data)) as picture:
                 tiff = picture.format == "TIFF"
-                count = getattr(picture, "n_frames", 1) if tiff else 1
-                for k in range(count):
+                for k in range(getattr(picture, "n_frames", 1) if tiff else 1):
                     picture.seek(k)
                     # loading the last page may close the file; elsewhere asking would load it
                     turned = tiff and _is_turned(picture)
@@ -319,15 +314,6 @@ def _decode(data: bytes, name: str, notes: list[str] | None = None) -> list[Imag
             raise InputError(
                 "has more pixels than Pillow reads, expected a smaller picture, or .npy", path=name
             ) from None
-        except (*_BROKEN, zlib.error) as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise InputError(
-                f"image is damaged or cut short ({reason}), expected a whole file", path=name
-            ) from None
-        except MemoryError:
-            raise InputError(
-                "image doesn't fit in memory, expected a smaller one", path=name
-            ) from None
     return pages
 
 
@@ -335,7 +321,7 @@ def _is_turned(picture: Image) -> bool:
     """Whether a camera noted that it wasn't held upright."""
     try:
         return picture.getexif().get(ORIENTATION, 1) in range(2, 9)
-    except (*_BROKEN, struct.error):  # damaged metadata says nothing
+    except Exception:  # of many kinds: damaged metadata says nothing
         return False
 
 
@@ -395,3 +381,27 @@ def _array_bytes(values: Pixels, suffix: str, key: str) -> bytes:
         named: Record = {key: values}
         np.savez_compressed(out, **named)
     return out.getvalue()
+
+
+# ---- colors ----
+
+
+def label_colors(count: int, palette: Sequence[int] | None = None) -> NDArray[np.uint8]:
+    """A color for each label: of a palette, a published one, or made up.  # (count, 3)
+
+    255, which stands for pixels to ignore, has a color of its own.
+
+    Example:
+        >>> label_colors(3)[1].tolist()
+        [230, 159, 0]
+    """
+    if palette is not None:
+        given = np.array(palette, dtype=np.uint8)[: 3 * count].reshape(-1, 3)
+        return np.concatenate([given, label_colors(count)[len(given) :]])
+    known = [[int(c[i : i + 2], 16) for i in (1, 3, 5)] for c in LABEL_COLORS[:count]]
+    for k in range(count - len(known)):  # hues a golden section apart never come close soon
+        tone = hsv_to_rgb(k * GOLDEN % 1, (0.55, 0.9)[k % 2], (0.95, 0.65, 0.8)[k % 3])
+        known.append([round(255 * part) for part in tone])
+    if count > IGNORED:
+        known[IGNORED] = [*IGNORED_COLOR]
+    return np.array(known, dtype=np.uint8).reshape(-1, 3)

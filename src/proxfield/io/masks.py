@@ -7,36 +7,21 @@ cameras in one of them.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
 from proxfield.core.common.arrays import Doubles, Pixels
 from proxfield.core.common.checks import is_real
 from proxfield.errors import InputError, shown
-from proxfield.io.files import Target, display_name
+from proxfield.io.files import Target, display_name, naming
 from proxfield.io.images import read_image
-from proxfield.io.patterns import fields, fill, find_frames, missing_file
 
 Size = tuple[int, int]
 """Width and height."""
-
-
-class MaskSource(Protocol):
-    """Where masks come from."""
-
-    def frames(self) -> list[int]:
-        """Frames for which there are masks, in order."""
-
-    def read(self, frame: int) -> list[Doubles | None]:
-        """The masks of a frame, one per camera; None for a camera without one.
-
-        Returns:
-            Values from 0 (background) to 1 (foreground).  # (height, width) each
-        """
 
 
 @dataclass(frozen=True)
@@ -121,8 +106,8 @@ def read_mask(path: Target, size: Size | None = None, scale: float = 1.0) -> Dou
     Raises:
         InputError: If the file can't be read or has another size.
     """
-    name = display_name(path)
-    mask = as_mask(read_image(path), name)
+    with naming(path):
+        mask = as_mask(read_image(path))
     height, width = mask.shape
     full = (width, height) if size is None else size
     wanted = scaled_size(full, scale)
@@ -132,19 +117,19 @@ def read_mask(path: Target, size: Size | None = None, scale: float = 1.0) -> Dou
         raise InputError(
             f"the mask has {width}×{height} pixels, expected {full[0]}×{full[1]} as the "
             "silhouettes have",
-            path=name,
+            path=display_name(path),
         )
     return resize(mask, *wanted)
 
 
-def as_mask(pixels: Pixels, name: str) -> Doubles:
+def as_mask(pixels: Pixels) -> Doubles:
     """Pixels as a mask: whole numbers are shares of the largest, colors are averaged.
 
     Raises:
         InputError: If this is no mask, or one of 8 or 16 bits whose largest value is 1.
 
     Example:
-        >>> as_mask(np.array([[[255, 0, 0], [255, 255, 255]]], dtype=np.uint8), "x").round(2)
+        >>> as_mask(np.array([[[255, 0, 0], [255, 255, 255]]], dtype=np.uint8)).round(2)
         array([[0.33, 1.  ]])
     """
     values = np.asarray(pixels)
@@ -152,17 +137,16 @@ def as_mask(pixels: Pixels, name: str) -> Doubles:
         # 0 and 1 of segmentation tools, or a soft mask of almost nothing: no way to tell
         raise InputError(
             "has no value above 1, expected 255 (65535 in 16 bits) for foreground: multiply masks "
-            "of 0 and 1 by that",
-            path=name,
+            "of 0 and 1 by that"
         )
     full = {np.dtype(np.uint8): 255.0, np.dtype(np.uint16): 65535.0}.get(values.dtype, 1.0)
     if values.ndim == 3 and values.shape[2] in (1, 3):
         full, values = full * values.shape[2], values.sum(axis=2, dtype=np.float64)
     if values.ndim != 2 or not values.size:
-        raise InputError(f"holds an array of shape {values.shape}, expected a mask", path=name)
+        raise InputError(f"holds an array of shape {values.shape}, expected a mask")
     out = np.asarray(values / full, dtype=np.float64)
     if not ((out >= 0) & (out <= 1)).all():
-        raise InputError("has values outside of 0 to 1, expected a mask", path=name)
+        raise InputError("has values outside of 0 to 1, expected a mask")
     return out
 
 
@@ -224,30 +208,141 @@ def fill_boxes(boxes: Doubles, values: Doubles, size: Size, scale: float = 1.0) 
     out = np.zeros((height, width))
     by = np.array([width / size[0], height / size[1]] * 2)
     for box, value in zip(np.asarray(boxes, dtype=float).reshape(-1, 4) * by, values, strict=True):
-        (left, right), (top, bottom) = (
-            _reach(box[k], box[k + 2], m) for k, m in ((0, width), (1, height))
-        )
-        if left >= right or top >= bottom:
-            continue
-        across = _cover(box[0], box[2], left, right)
-        down = _cover(box[1], box[3], top, bottom)
-        part = out[top:bottom, left:right]
+        across, first, last = _cover(box[0], box[2], width)
+        down, top, bottom = _cover(box[1], box[3], height)
+        part = out[top:bottom, first:last]
         np.maximum(part, value * down[:, None] * across, out=part)
     return out
 
 
-def _reach(low: float, high: float, limit: int) -> tuple[int, int]:
-    """The pixels between two coordinates that are in the image."""
-    return max(0, math.floor(max(low, 0.0))), min(limit, math.ceil(min(high, float(limit))))
-
-
-def _cover(low: float, high: float, first: int, end: int) -> Doubles:
-    """How much of each pixel is between two coordinates."""
+def _cover(low: float, high: float, limit: int) -> tuple[Doubles, int, int]:
+    """How much of each pixel is between two coordinates; the first one, and the one after."""
+    first = max(0, math.floor(max(low, 0.0)))
+    end = max(first, min(limit, math.ceil(min(high, float(limit)))))
     at = np.arange(first, end)
-    return np.asarray(np.clip(np.minimum(high, at + 1) - np.maximum(low, at), 0.0, 1.0))
+    return np.clip(np.minimum(high, at + 1) - np.maximum(low, at), 0.0, 1.0), first, end
 
 
 def check_sizes(sizes: Sequence[Size], cameras: Sequence[str]) -> None:
     """Refuse sizes that aren't one per camera."""
     if len(sizes) != len(cameras):
         raise InputError(f"{len(sizes)} sizes for {len(cameras)} cameras")
+
+
+_PERCENT = {"%c": "camera", "%f": "frame", "%i": "iteration"}
+_PLACE = re.compile(r"%[cfi]|\{(camera|frame|iteration)(?::0?([0-9]{1,2})d?)?\}")
+
+
+def fill(
+    pattern: Target,
+    *,
+    camera: str | int | None = None,
+    frame: int | None = None,
+    iteration: int | None = None,
+) -> str:
+    """The name of a file.
+
+    Args:
+        pattern: With places for what follows.
+        camera: Its name or number.
+        frame: Its number.
+        iteration: Its number.
+
+    Raises:
+        InputError: If the pattern has a place for something that isn't given.
+
+    Example:
+        >>> fill("view-f%f-c%c.png", camera=1, frame=170), fill("{camera}/{frame:05d}.png",
+        ...     camera="left", frame=7)
+        ('view-f170-c1.png', 'left/00007.png')
+    """
+    values = {"camera": camera, "frame": frame, "iteration": iteration}
+    text = str(pattern)
+
+    def put(match: re.Match[str]) -> str:
+        key, width = _key(match)
+        value = values[key]
+        if value is None:
+            raise InputError(f"{shown(text)} has a place for the {key}, which has no value here")
+        return str(value).zfill(width) if key != "camera" else str(value)
+
+    return _PLACE.sub(put, text)
+
+
+def fields(pattern: Target) -> set[str]:
+    """What a pattern has places for.
+
+    Example:
+        >>> sorted(fields("view-f%f-c%c.png"))
+        ['camera', 'frame']
+    """
+    return {_key(match)[0] for match in _PLACE.finditer(str(pattern))}
+
+
+def find_frames(pattern: Target, camera: str | int) -> list[int]:
+    """Frames of a camera for which there are files, in order.
+
+    Args:
+        pattern: With a place for the frame, in the file's name or in a folder's.
+        camera: Its name or number.
+
+    Raises:
+        InputError: If the pattern has no place for the frame, or one for the iteration.
+    """
+    text = str(pattern)
+    if "frame" not in fields(text):
+        raise InputError(f"{shown(text)} has no place for the frame, expected %f or {{frame}}")
+    return sorted({number for number, _ in _walk(text, camera)})
+
+
+def _walk(text: str, camera: str | int) -> list[tuple[int, Path]]:
+    """Frames and files, found folder by folder."""
+    anchor = Path(text).anchor
+    found: list[tuple[int | None, Path]] = [(None, Path(anchor))]
+    for part in Path(text).parts[bool(anchor) :]:
+        found = [step for frame, folder in found for step in _step(folder, part, camera, frame)]
+    return [(frame, path) for frame, path in found if frame is not None and path.is_file()]
+
+
+def _step(
+    folder: Path, part: str, camera: str | int, frame: int | None
+) -> list[tuple[int | None, Path]]:
+    """What one part of a pattern stands for in a folder."""
+    if frame is not None or "frame" not in fields(part):
+        path = folder / fill(part, camera=camera, frame=frame)
+        return [(frame, path)] if path.exists() else []
+    expression, done, widths = "", 0, []
+    for match in _PLACE.finditer(part):
+        key, width = _key(match)
+        expression += re.escape(part[done : match.start()])
+        done = match.end()
+        if key == "frame":
+            expression += "([0-9]{1,18})"
+            widths.append(width)
+        else:
+            expression += re.escape(fill(match[0], camera=camera))
+    whole = re.compile(expression + re.escape(part[done:]))
+    out: list[tuple[int | None, Path]] = []
+    try:
+        names = [entry.name for entry in folder.iterdir()]
+    except OSError:
+        return []
+    for name in names:
+        found = whole.fullmatch(name)
+        texts = () if found is None else found.groups()
+        numbers = {int(text) for text in texts}
+        padded = all(t == str(int(t)).zfill(w) for t, w in zip(texts, widths, strict=False))
+        if len(numbers) == 1 and padded:
+            out.append((numbers.pop(), folder / name))
+    return out
+
+
+def _key(match: re.Match[str]) -> tuple[str, int]:
+    """What a place is for, and how many digits its number has at least."""
+    return match[1] or _PERCENT[match[0]], int(match[2] or 0)
+
+
+def missing_file(pattern: Target, camera: str | int, frame: int) -> InputError:
+    """The error for a frame that a camera doesn't have."""
+    name = display_name(fill(pattern, camera=camera, frame=frame))
+    return InputError(f"no such file: frame {frame} of camera {camera} is missing", path=name)

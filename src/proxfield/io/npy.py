@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 import os
 import zipfile
+from functools import partial
 from io import BytesIO
 from os import SEEK_END, PathLike
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import numpy as np
 
-from proxfield.core.common.arrays import Dtype, Pixels
+from proxfield.core.common.arrays import Array, Dtype, Pixels
 from proxfield.errors import InputError
-from proxfield.io.files import display_name, naming_damage
+from proxfield.io.files import display_name, naming_damage, replacing
 from proxfield.io.windows import FileSliced, NewFile, Output, Window, writing_to
 
 _format: Any = np.lib.format
@@ -64,7 +65,7 @@ def view_array(data: bytes) -> Pixels | None:
     return np.reshape(values, shape, order="F" if by_column else "C")
 
 
-def map_array(path: str | PathLike[str]) -> Any:
+def map_array(path: str | PathLike[str]) -> Array:
     """The array of a ``.npy`` file, mapped for reading: a `numpy.memmap` unless it is empty.
 
     Raises:
@@ -77,6 +78,14 @@ def map_array(path: str | PathLike[str]) -> Any:
         if begin != _format.MAGIC_PREFIX:
             raise InputError("isn't a .npy file, expected one that numpy.save wrote", path=name)
         return np.load(path, mmap_mode="r", allow_pickle=False)
+
+
+def store_array(path: Path, values: Pixels) -> None:
+    """Write a ``.npy`` file that appears when all of it is there."""
+    values = np.ascontiguousarray(values)
+    with replacing(path) as aside, aside.open("wb") as stream:  # np.save doesn't say why it can't
+        _format.write_array_header_1_0(stream, _format.header_data_from_array_1_0(values))
+        stream.write(values.data)
 
 
 def read_member(archive: zipfile.ZipFile, name: str) -> Pixels:
@@ -137,29 +146,20 @@ def compact(values: Pixels, top: int | None = None) -> Pixels:
 # ---- windows ----
 
 
-class Mapped(FileSliced):
-    """An array in a file, mapped for each window anew: what was read doesn't stay in memory."""
-
-    def __init__(
-        self, path: Path, shape: tuple[int, ...], dtype: Dtype, offset: int = 0, order: Any = "C"
-    ) -> None:
-        super().__init__(path)
-        self.shape, self.dtype, self.offset, self.order = shape, dtype, offset, order
-
-    def read(self, window: Window) -> Pixels:
-        with naming_damage(self.name):
-            there: Any = np.memmap(self.path, self.dtype, "r", self.offset, self.shape, self.order)
-            return np.array(there[window])
-
-
-def mapped(array: Pixels, path: Path) -> Mapped:
+def mapped(array: Pixels, path: Path) -> FileSliced:
     """An array that was mapped from a file, so that each window is mapped anew."""
     if not isinstance(array, np.memmap):  # empty
         raise InputError(
             f"holds an array of shape {array.shape}, expected pixels", path=display_name(path)
         )
-    order = "C" if array.flags.c_contiguous else "F"
-    return Mapped(path, array.shape, array.dtype, int(array.offset), order)
+    order: Literal["C", "F"] = "C" if array.flags.c_contiguous else "F"
+    return FileSliced(path, partial(_map, path, array.dtype, array.offset, array.shape, order))
+
+
+def _map(
+    path: Path, dtype: Dtype, offset: int, shape: tuple[int, ...], order: Literal["C", "F"]
+) -> Array:
+    return np.memmap(path, dtype, "r", offset, shape, order)
 
 
 class NpyOutput(Output):
@@ -170,10 +170,8 @@ class NpyOutput(Output):
         self.target, self.path = new.target, new.folder / "output.npy"
         with writing_to(new.folder):
             if not self.path.exists():
-                aside = new.folder / "empty.npy"
-                mapped = np.lib.format.open_memmap(aside, "w+", new.dtype, new.shape)
-                del mapped
-                aside.replace(self.path)
+                with replacing(self.path) as aside:
+                    np.lib.format.open_memmap(aside, "w+", new.dtype, new.shape)
         self.offset = int(map_array(self.path).offset)
 
     def write(self, window: Window, values: Pixels) -> None:

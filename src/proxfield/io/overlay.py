@@ -11,8 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from proxfield.core.common.arrays import Pixels
 from proxfield.errors import InputError, shown
 from proxfield.io.files import Target, atomic_write, display_name
-from proxfield.io.images import import_pillow, png_bytes
-from proxfield.io.palette import label_colors
+from proxfield.io.images import import_pillow, label_colors, png_bytes
 
 
 def overlay(
@@ -51,8 +50,11 @@ def overlay(
     if image is None:
         out = flat
     else:
+        border = np.zeros(x.shape, dtype=bool)  # pixels whose right or lower neighbor differs
+        border[:, :-1] |= x[:, :-1] != x[:, 1:]
+        border[:-1] |= x[:-1] != x[1:]
         share = np.full(x.shape, opacity, dtype=np.float32)
-        share[_borders(x)] = max(opacity, min(1.0, 1.8 * opacity))
+        share[border] = max(opacity, min(1.0, 1.8 * opacity))
         base = displayable(np.asarray(image), x.shape)
         out = base + share[..., None] * (flat - base)
     rgb = out.round().astype(np.uint8)
@@ -68,14 +70,6 @@ def write_overlay(path: Target, image: ArrayLike | None, labels: ArrayLike, **lo
     if not str(path).lower().endswith(".png"):
         raise InputError("overlays are written as .png", path=display_name(path))
     atomic_write(path, png_bytes(import_pillow().fromarray(overlay(image, labels, **look))))
-
-
-def _borders(x: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Pixels whose right or lower neighbor has another label."""
-    out = np.zeros(x.shape, dtype=bool)
-    out[:, :-1] |= x[:, :-1] != x[:, 1:]
-    out[:-1] |= x[:-1] != x[1:]
-    return out
 
 
 def displayable(image: Pixels, size: tuple[int, ...]) -> NDArray[np.float32]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,19 +18,21 @@ from numpy.typing import ArrayLike
 
 from proxfield.core.common.arrays import Doubles, Ints
 from proxfield.errors import InputError, shown
-from proxfield.io.files import Source, Target, atomic_write, display_name, read_bytes
+from proxfield.io.files import Source, Target, atomic_write, display_name, naming, read_bytes
 from proxfield.io.tokens import Tokens
 
-SETTINGS = {
-    "PRIOR": ("prior", float),
-    "SIGMA_IMAGE_DENSITY": ("variance", float),
-    "SMOOTHING_COEFFICIENT": ("smoothing", float),
-    "MAX_NB_SOLVER_ITERATIONS": ("max_iters", int),
-    "ERROR_MAX": ("tol", float),
-    "NB_STABLE_ERROR_FOR_CONVERGENCE": ("n_stable", int),
-    "PROBA_IGNORED": ("ignored", float),
+Fits = tuple[str, Callable[[float], bool]] | None
+SHARE: Fits = ("a probability", lambda x: 0 <= x <= 1)
+SETTINGS: dict[str, tuple[str, Fits]] = {
+    "PRIOR": ("prior", ("a probability above 0 and below 1", lambda x: 0 < x < 1)),
+    "SIGMA_IMAGE_DENSITY": ("variance", ("a number above 0", lambda x: 0 < x < math.inf)),
+    "SMOOTHING_COEFFICIENT": ("smoothing", SHARE),
+    "MAX_NB_SOLVER_ITERATIONS": ("max_iters", None),
+    "ERROR_MAX": ("tol", ("a number above 0", lambda x: 0 <= x < math.inf)),
+    "NB_STABLE_ERROR_FOR_CONVERGENCE": ("n_stable", None),
+    "PROBA_IGNORED": ("ignored", SHARE),
 }
-"""Keywords with one number: the attribute, and whether it is a whole number."""
+"""Keywords with one number: the attribute, and what it has to be (None: a whole number)."""
 FORMATS = {
     "INPUT_VIEW_FORMAT": "input_format",
     "RESULT_FORMAT": "result_format",
@@ -146,7 +148,8 @@ def parse_pom(
         >>> pom.boxes[0].tolist()
         [[0, 0, 0, 0], [0, 0, 2, 3]]
     """
-    return _Reader(data, name).read(size, clip, folder)
+    with naming(name):
+        return _Reader(data, name).read(size, clip, folder)
 
 
 class _Reader:
@@ -155,7 +158,7 @@ class _Reader:
     def __init__(self, data: bytes, name: str) -> None:
         self.name = name
         if b"\0" in data:
-            raise InputError("binary data, expected the text of a .pom file", path=name)
+            raise InputError("binary data, expected the text of a .pom file")
         self.rectangles: list[bytes] = []
         self.lines: list[int] = []
         self.room: tuple[int, int, int, int] | None = None
@@ -174,80 +177,66 @@ class _Reader:
                     self.rectangles.append(line.strip())
                     self.lines.append(number)
                 elif words:
-                    self._keyword(words, number)
+                    with naming(name, number):
+                        self._keyword(words)
 
-    def error(self, message: str, line: int | None = None) -> InputError:
-        return InputError(message, path=self.name, line=line)
-
-    def _keyword(self, words: list[str], line: int) -> None:
+    def _keyword(self, words: list[str]) -> None:
         key, values = words[0], words[1:]
         if key not in KEYWORDS:
-            raise self.error(
-                f"unknown keyword {shown(key)}, expected one of: {', '.join(KEYWORDS)}", line
+            raise InputError(
+                f"unknown keyword {shown(key)}, expected one of: {', '.join(KEYWORDS)}"
             )
         need = {"ROOM": 4, "CAMERA": 3, "PROCESS": 2}.get(key, 1)
         if len(values) != need:
-            raise self.error(f"{key} has {len(values)} values, expected {need}", line)
+            raise InputError(f"{key} has {len(values)} values, expected {need}")
         if key in FORMATS:
             self.formats[FORMATS[key]] = values[0]
         elif key in SETTINGS:
-            attribute, kind = SETTINGS[key]
-            self.settings[attribute] = self._setting(key, values[0], kind is int, line)
+            attribute, fits = SETTINGS[key]
+            if fits is None:
+                self.settings[attribute] = self._whole(key, values[0], 1)
+                return
+            try:
+                value = float(values[0])
+            except ValueError:
+                value = math.nan
+            if not fits[1](value):
+                raise InputError(f"{key} is {shown(values[0])}, expected {fits[0]}")
+            self.settings[attribute] = value
         elif key == "PROCESS":
-            first = self._whole(key, values[0], 0, line)
-            count = self._whole(key, values[1], 0, line, MAX_FRAMES)
+            first = self._whole(key, values[0], 0)
+            count = self._whole(key, values[1], 0, most=MAX_FRAMES)
             self.process.append((first, count))
         elif key == "CAMERA":
             camera, width, height = (
-                self._whole(key, v, least, line) for v, least in zip(values, (0, 1, 1), strict=True)
+                self._whole(key, v, least) for v, least in zip(values, (0, 1, 1), strict=True)
             )
             if camera in self.cameras:
-                raise self.error(f"camera {camera} is given twice", line)
-            self._check_size(width, height, line)
+                raise InputError(f"camera {camera} is given twice")
+            self._check_size(width, height)
             self.cameras[camera] = (width, height)
         else:
             if self.room is not None:
-                raise self.error("ROOM is given twice", line)
-            width, height = (self._whole(key, v, -1, line) for v in values[:2])
+                raise InputError("ROOM is given twice")
+            width, height = (self._whole(key, v, -1) for v in values[:2])
             if (width, height) != (-1, -1) and min(width, height) < 1:
-                raise self.error(
-                    f"ROOM of {width}×{height} pixels, expected a size, or -1 -1 and CAMERA lines",
-                    line,
+                raise InputError(
+                    f"ROOM of {width}×{height} pixels, expected a size, or -1 -1 and CAMERA lines"
                 )
-            self._check_size(width, height, line)
-            count, locations = (self._whole(key, v, 1, line) for v in values[2:])
+            self._check_size(width, height)
+            count, locations = (self._whole(key, v, 1) for v in values[2:])
             if locations * count > MAX_LOCATIONS:
-                raise self.error(f"ROOM of {count} cameras and {locations} locations", line)
+                raise InputError(f"ROOM of {count} cameras and {locations} locations")
             self.room = (width, height, count, locations)
 
-    def _check_size(self, width: int, height: int, line: int) -> None:
+    def _check_size(self, width: int, height: int) -> None:
         if max(width, height) > MAX_PIXELS:
-            raise self.error(f"images of {width}×{height} pixels, expected smaller ones", line)
+            raise InputError(f"images of {width}×{height} pixels, expected smaller ones")
 
-    def _whole(self, key: str, word: str, least: int, line: int, most: int = MAX_WHOLE) -> int:
+    def _whole(self, key: str, word: str, least: int, most: int = MAX_WHOLE) -> int:
         value = int(word) if _WHOLE.fullmatch(word) else least - 1
         if not least <= value <= most:
-            raise self.error(
-                f"{key} has {shown(word)}, expected a whole number, {least} to {most}", line
-            )
-        return value
-
-    def _setting(self, key: str, word: str, whole: bool, line: int) -> float | int:
-        if whole:
-            return self._whole(key, word, 1, line)
-        try:
-            value = float(word)
-        except ValueError:
-            value = math.nan
-        most = math.inf if key in ("SIGMA_IMAGE_DENSITY", "ERROR_MAX") else 1.0
-        inside = 0 < value < 1 if key == "PRIOR" else 0 <= value <= most and value < math.inf
-        if key == "SIGMA_IMAGE_DENSITY":
-            inside = inside and value > 0
-        if not inside:
-            expected = "a number above 0" if most == math.inf else "a probability"
-            if key == "PRIOR":
-                expected = "a probability above 0 and below 1"
-            raise self.error(f"{key} is {shown(word)}, expected {expected}", line)
+            raise InputError(f"{key} has {shown(word)}, expected a whole number, {least} to {most}")
         return value
 
     def read(self, size: tuple[int, int] | None, clip: bool, folder: Path) -> PomFile:
@@ -303,7 +292,7 @@ class _Reader:
         if wrong.any():
             k = int(np.flatnonzero(wrong)[0])
             w, h = (0, 0) if limits is None else limits[k].tolist()
-            raise self.error(message.format(*numbers[k].tolist(), w=w, h=h), self.lines[k])
+            raise InputError(message.format(*numbers[k].tolist(), w=w, h=h), line=self.lines[k])
 
     def _sizes(
         self, size: tuple[int, int] | None, numbers: Ints
@@ -311,23 +300,23 @@ class _Reader:
         """Sizes by camera, and the number of locations."""
         if self.room is None:
             if size is None:
-                raise self.error("has no ROOM line, expected one, or the size of the images")
+                raise InputError("has no ROOM line, expected one, or the size of the images")
             if not len(numbers):
-                raise self.error("has neither ROOM nor RECTANGLE lines")
+                raise InputError("has neither ROOM nor RECTANGLE lines")
             ids = sorted(self.cameras) or np.unique(numbers[:, 0]).tolist()
             locations = max(0, int(numbers[:, 1].max())) + 1
             if locations > MAX_LOCATIONS:
-                raise self.error(f"location {locations - 1}, expected fewer")
+                raise InputError(f"location {locations - 1}, expected fewer")
             return {c: self.cameras.get(c, size) for c in ids}, locations
         width, height, count, locations = self.room
         if self.cameras:
             if len(self.cameras) != count:
-                raise self.error(
+                raise InputError(
                     f"has {len(self.cameras)} CAMERA lines, expected {count} as ROOM says"
                 )
             return self.cameras, locations
         if width < 0:
-            raise self.error("ROOM leaves the size to CAMERA lines, but there are none")
+            raise InputError("ROOM leaves the size to CAMERA lines, but there are none")
         return dict.fromkeys(range(count), (width, height)), locations
 
     def _numbers(self) -> Ints:
@@ -352,18 +341,17 @@ class _Reader:
         out = []
         for number, line in zip(self.lines, self.rectangles, strict=True):
             words = line.decode("utf-8", "replace").split()
-            if words[0] != "RECTANGLE":
-                raise self.error(f"unknown keyword {shown(words[0])}", number)
             if len(words) == 4 and words[3] == "notvisible":
                 words = [*words[:3], *[str(_NOT_VISIBLE)] * 4]
-            if len(words) != 7:
-                raise self.error(
-                    f"RECTANGLE has {len(words) - 1} values, expected a camera, a location, and "
-                    "notvisible or xmin ymin xmax ymax",
-                    number,
-                )
-            row = [self._whole("RECTANGLE", w, -_END, number, _END) for w in words[1:]]
-            out.append(row)
+            with naming(self.name, number):
+                if words[0] != "RECTANGLE":
+                    raise InputError(f"unknown keyword {shown(words[0])}")
+                if len(words) != 7:
+                    raise InputError(
+                        f"RECTANGLE has {len(words) - 1} values, expected a camera, a location, "
+                        "and notvisible or xmin ymin xmax ymax"
+                    )
+                out.append([self._whole("RECTANGLE", w, -_END, _END) for w in words[1:]])
         return np.array(out, dtype=np.int64)
 
 

@@ -11,7 +11,6 @@ import re
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
@@ -94,26 +93,18 @@ class RemotePath(os.PathLike[str]):
         """A URL doesn't depend on the current folder."""
         return True
 
-    @cached_property
+    @property
     def _place(self) -> tuple[Any, str]:
-        """The file system, and the path there."""
+        """The file system, of which fsspec keeps one, and the path there."""
         fsspec = import_extra("fsspec", "remote paths need fsspec", "cluster")
         try:
             system, path = fsspec.core.url_to_fs(self.url)
         except ImportError as error:  # the package of this protocol
             raise MissingDependencyError(f"{self.url}: {error}") from None
         except Exception as error:
-            raise InputError(
-                f"can't be reached ({reason(error)}), expected a URL that fsspec knows",
-                path=self.url,
-            ) from None
+            what = f"can't be reached ({reason(error)}), expected a URL that fsspec knows"
+            raise InputError(what, path=self.url) from None
         return system, str(path)
-
-    def __getstate__(self) -> dict[str, str]:
-        return {"url": self.url}  # connections stay where they are
-
-    def __setstate__(self, state: dict[str, str]) -> None:
-        self.__dict__.update(state)
 
     def _ask(self, what: str, *arguments: Any, **options: Any) -> Any:
         """Call a method of the file system; other errors than a missing file become one line."""

@@ -17,16 +17,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from proxfield._version import __version__
-from proxfield.core.common.arrays import Arrays
+from proxfield.core.common.arrays import Arrays, Pixels
 from proxfield.core.common.memory import check_memory
 from proxfield.core.common.records import Record
 from proxfield.core.terms.base import as_indices
 from proxfield.core.terms.registry import make_term, term_arrays
 from proxfield.errors import InputError, ProxfieldError, shown
-from proxfield.io.files import Source, Target, atomic_write, display_name, naming_damage, read_bytes
+from proxfield.io.files import (
+    Source,
+    Target,
+    atomic_write,
+    display_name,
+    naming,
+    naming_damage,
+    read_bytes,
+)
 from proxfield.io.npy import read_member
 from proxfield.mixture import Clamp, Mode, make_modes
 
@@ -80,8 +87,15 @@ def save_result(result: Result, path: Target, with_field: bool = True) -> None:
         known = list(dict.fromkeys(members))
         place = {member: k for k, member in enumerate(known)}
         arrays["trace/member"] = np.array([place[m] for m in members], dtype=np.int64)
-    if result.modes:
-        _describe_modes(result, arrays)
+    if result.modes:  # their weights follow from F
+        arrays["modes/q"] = np.stack([mode.q for mode in result.modes])
+        arrays["modes/free_energy"] = np.array([mode.free_energy for mode in result.modes])
+        clamps = [
+            (k, clamp.variable, clamp.label, int(clamp.held))
+            for k, mode in enumerate(result.modes)
+            for clamp in mode.clamps
+        ]
+        arrays["modes/clamps"] = np.array(clamps, dtype=np.int64).reshape(-1, 4)
     about = {
         "status": result.status.name,
         "iterations": int(result.iterations),
@@ -92,18 +106,6 @@ def save_result(result: Result, path: Target, with_field: bool = True) -> None:
         **({} if whole else {"bounds_log_z": bool(result.bounds_log_z)}),
     }
     _write(path, type(result).__name__, {"field": field, "result": about}, arrays)
-
-
-def _describe_modes(result: Result, arrays: Arrays) -> None:
-    """Add the arrays of a mixture; its weights follow from F."""
-    arrays["modes/q"] = np.stack([mode.q for mode in result.modes])
-    arrays["modes/free_energy"] = np.array([mode.free_energy for mode in result.modes])
-    clamps = [
-        (k, clamp.variable, clamp.label, int(clamp.held))
-        for k, mode in enumerate(result.modes)
-        for clamp in mode.clamps
-    ]
-    arrays["modes/clamps"] = np.array(clamps, dtype=np.int64).reshape(-1, 4)
 
 
 def _read_modes(field: Field, archive: _Archive) -> tuple[Mode, ...]:
@@ -280,11 +282,6 @@ def _class(name: str, base: type[Field | Result]) -> Any:
     return cls
 
 
-def _damage(error: Exception) -> str:
-    reason = " ".join(str(error).split())
-    return f"the file is damaged or cut short ({type(error).__name__}: {reason})"
-
-
 class _Archive:
     """Arrays by name."""
 
@@ -300,7 +297,7 @@ class _Archive:
     def __contains__(self, name: str) -> bool:
         return name in self.names
 
-    def __getitem__(self, name: str) -> NDArray[Any]:
+    def __getitem__(self, name: str) -> Pixels:
         return read_member(self._zip, name)
 
 
@@ -314,18 +311,18 @@ def _opened(
         raise InputError(
             f"isn't a file that {wanted.__name__}.save wrote, expected an npz archive", path=path
         )
-    try:
-        archive = _Archive(data)
-        check_memory(archive.size, f"reading {path}")
-        header = _read_header(archive, wanted)
-        archive.holds = header["holds"]
-        yield _class(header["holds"], wanted), header, archive
-    except InputError as error:
-        raise InputError(error.message, path=path) from None
-    except ProxfieldError:
-        raise
-    except DAMAGE as error:
-        raise InputError(_damage(error), path=path) from None
+    with naming(path):
+        try:
+            archive = _Archive(data)
+            check_memory(archive.size, f"reading {path}")
+            header = _read_header(archive, wanted)
+            archive.holds = header["holds"]
+            yield _class(header["holds"], wanted), header, archive
+        except ProxfieldError:
+            raise
+        except DAMAGE as error:
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise InputError(f"the file is damaged or cut short ({reason})") from None
 
 
 def _read_header(archive: _Archive, wanted: type[Field | Result]) -> Record:

@@ -10,16 +10,17 @@ import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import numpy as np
 
-from proxfield.core.common.arrays import Dtype, Pixels
+from proxfield.core.common.arrays import Array, Dtype, Pixels
 from proxfield.core.common.extras import import_extra, install_hint, is_installed
 from proxfield.core.common.records import Record
-from proxfield.errors import InputError
+from proxfield.errors import InputError, reason
 from proxfield.io.files import (
     Target,
     atomic_write,
@@ -32,9 +33,8 @@ from proxfield.io.npy import NpyOutput, compact, map_array
 from proxfield.io.remote import make_path
 from proxfield.io.windows import FileSliced, NewFile, Sliced, Window
 
-if TYPE_CHECKING:
-    from proxfield.io.nifti import NiftiReference
-
+Opened: TypeAlias = Any
+"""An open file of rasterio, a page of tifffile, or the header that nibabel read."""
 GEOTIFF = (".tif", ".tiff")
 GEO_REMEDY = install_hint("geo")
 GEO_TAGS = {33550, 33922, 34264, 34735}
@@ -49,16 +49,10 @@ BLOCK = 256
 """Length of the tiles of a TIFF that is written."""
 LARGE_TIFF = 2**31
 """Bytes above which a TIFF gets offsets of 8 bytes."""
-
-
-def import_rasterio() -> Any:
-    """The package rasterio, or how to install it."""
-    return import_extra("rasterio", "GeoTIFF needs rasterio", "geo")
-
-
-def import_tifffile() -> Any:
-    """The package tifffile, or how to install it."""
-    return import_extra("tifffile", "windows of a TIFF need tifffile", "tiles")
+import_rasterio = partial(import_extra, "rasterio", "GeoTIFF needs rasterio", "geo")
+"""The package rasterio, or how to install it."""
+import_tifffile = partial(import_extra, "tifffile", "windows of a TIFF need tifffile", "tiles")
+"""The package tifffile, or how to install it."""
 
 
 def has_rasterio() -> bool:
@@ -86,7 +80,7 @@ class GeoReference:
     """
 
     profile: Record
-    colors: dict[int, Any] | None = None
+    colors: dict[int, tuple[int, ...]] | None = None
 
     def same_place(self, other: object) -> bool:
         """Whether another file lies in the same place."""
@@ -118,7 +112,7 @@ class GeoReference:
             **self.profile,
         }
 
-    def color(self, file: Any) -> None:
+    def color(self, file: Opened) -> None:
         """Give a file of rasterio the colors of a label map, if it is one."""
         if self.colors is not None and file.dtypes == ("uint8",):
             file.write_colormap(1, self.colors)
@@ -133,7 +127,7 @@ class PlacedImage(NamedTuple):
 
 
 @contextmanager
-def _raster(path: Target, data: bytes | None = None) -> Iterator[Any]:
+def _raster(path: Target, data: bytes | None = None) -> Iterator[Opened]:
     """An open GeoTIFF of rasterio, in a file or, with its content, in memory."""
     rasterio = import_rasterio()
     with ExitStack() as stack:
@@ -147,7 +141,7 @@ def _raster(path: Target, data: bytes | None = None) -> Iterator[Any]:
             yield stack.enter_context(stack.enter_context(rasterio.MemoryFile(data)).open())
 
 
-def _bands(source: Any) -> list[int]:
+def _bands(source: Opened) -> list[int]:
     """The numbers of an open file's bands, without alpha."""
     alpha = [i.name == "alpha" for i in source.colorinterp]
     return [k + 1 for k, a in enumerate(alpha) if not a or all(alpha)]
@@ -182,7 +176,7 @@ def read_reference(path: Target) -> GeoReference:
         return _reference(source)
 
 
-def _reference(source: Any) -> GeoReference:
+def _reference(source: Opened) -> GeoReference:
     """What an open GeoTIFF says about its place."""
     profile: Record = {"crs": source.crs, "transform": source.transform}
     points, system = source.gcps
@@ -288,7 +282,7 @@ class Tiff(FileSliced):
         self.shape = (height, width) if self.samples == 1 else (height, width, self.samples)
 
     @contextmanager
-    def _page(self) -> Iterator[Any]:
+    def _page(self) -> Iterator[Opened]:
         """The image in full size, while its file is open."""
         tifffile = import_tifffile()
         with naming_damage(self.name, "image"), tifffile.TiffFile(self.path) as file:
@@ -312,7 +306,7 @@ class Tiff(FileSliced):
         return out if len(window) < 3 else out[:, :, window[2]]
 
 
-def _segments(page: Any, rows: slice, columns: slice) -> Iterator[tuple[int, int, int, Pixels]]:
+def _segments(page: Opened, rows: slice, columns: slice) -> Iterator[tuple[int, int, int, Pixels]]:
     """The decoded tiles or strips of a page that a window touches, with plane and place."""
     if page.is_tiled:
         length, width = page.tilelength, page.tilewidth
@@ -421,3 +415,71 @@ class TiffOutput(NpyOutput):
                 bands = np.asarray(rows if self.planes else np.moveaxis(rows, -1, 0))
                 area = ((k * BLOCK, k * BLOCK + bands.shape[1]), (0, shape[2]))
                 file.write(bands, window=area)
+
+
+# ---- NIfTI ----
+
+import_nibabel = partial(import_extra, "nibabel", "NIfTI files need nibabel", "medical")
+"""The package nibabel, or how to install it."""
+NIFTI = (".nii", ".nii.gz")
+MILLIMETERS = {"meter": 1000.0, "mm": 1.0, "micron": 0.001}
+"""Units of a NIfTI header; one that isn't known counts as mm."""
+
+
+@dataclass(frozen=True)
+class NiftiReference:
+    """The position of a volume in the body, as its header has it.
+
+    Attributes:
+        affine: From voxels to mm.  # (4, 4)
+        header: The header of the image.
+    """
+
+    affine: Array
+    header: Opened
+
+    def same_place(self, other: object) -> bool:
+        """Whether another file lies in the same place."""
+        return isinstance(other, NiftiReference) and np.allclose(
+            self.affine, other.affine, atol=1e-3
+        )
+
+    def write(self, path: Target, values: Pixels, ignored: int | None = None) -> None:
+        """Write labels, or probabilities with labels last, as ``.nii`` or ``.nii.gz``."""
+        nibabel = import_nibabel()
+        stored = compact(values)
+        header = self.header.copy()
+        header.set_data_dtype(stored.dtype)
+        header.set_slope_inter(1, 0)
+        volume = nibabel.Nifti1Image(stored, self.affine, header)
+        atomic_write(path, volume.to_bytes())
+
+
+def read_nifti(path: Target) -> PlacedImage:
+    """A volume, its place, and the size of a voxel along each axis in mm.
+
+    Raises:
+        InputError: If the file can't be read or is no NIfTI volume.
+    """
+    nibabel = import_nibabel()
+    data, name = read_bytes(path)  # decompressed
+    try:
+        volume = nibabel.Nifti1Image.from_bytes(data)
+        values = np.asanyarray(volume.dataobj)
+        spatial = volume.header.get_xyzt_units()[0]
+        zooms = tuple(float(z) for z in volume.header.get_zooms()[:3])
+    except MemoryError:
+        what = "volume doesn't fit in memory, expected a smaller one"
+        raise InputError(what, path=name) from None
+    except Exception as error:  # of a dozen kinds, for a damaged file
+        what = f"is no whole NIfTI volume ({reason(error)}), expected .nii or .nii.gz"
+        raise InputError(what, path=name) from None
+    while values.ndim > 3 and (values.shape[-1] == 1 or values.shape[3] == 1):
+        values = values[..., 0] if values.shape[-1] == 1 else values[:, :, :, 0]
+    if values.dtype.kind not in "biuf":
+        raise InputError(f"holds {values.dtype}, expected real numbers", path=name)
+    spacing = tuple(z * MILLIMETERS.get(spatial, 1.0) for z in zooms)
+    if not all(0 < z < float("inf") for z in spacing):
+        what = f"its header has the spacing {spacing}, expected numbers above 0"
+        raise InputError(what, path=name)
+    return PlacedImage(values, NiftiReference(volume.affine, volume.header), spacing)

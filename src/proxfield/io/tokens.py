@@ -19,11 +19,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from proxfield.core.common.arrays import Doubles, Ints
 from proxfield.errors import InputError
 from proxfield.io.files import Source, open_source
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 _SPACES = b" \t\n\r\v\f"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # what some Windows editors put in front
@@ -128,7 +126,7 @@ class _BadTokenError(Exception):
         self.index = index
 
 
-def _library(text: bytes, count: int) -> Floats:
+def _library(text: bytes, count: int) -> Doubles:
     """Convert with numpy's own reader, which must find exactly ``count`` numbers."""
     try:
         with warnings.catch_warnings():
@@ -154,7 +152,7 @@ def _edges(classes: npt.NDArray[np.uint8]) -> tuple[Ints, Ints]:
     return edges[0::2], edges[1::2]
 
 
-def _columns(digits: npt.NDArray[np.uint8], starts: Ints, length: int, point: int) -> Floats:
+def _columns(digits: npt.NDArray[np.uint8], starts: Ints, length: int, point: int) -> Doubles:
     """Values of plain numbers which all have this length and the point in this place."""
     mantissa = np.zeros(starts.size, dtype=np.int64)
     for column in range(length):
@@ -165,7 +163,7 @@ def _columns(digits: npt.NDArray[np.uint8], starts: Ints, length: int, point: in
     return mantissa / 10.0**decimals if decimals else mantissa.astype(np.float64)
 
 
-def _convert(text: bytes) -> Floats:
+def _convert(text: bytes) -> Doubles:
     """Convert one chunk; ``text`` begins and ends with whitespace."""
     classes = np.frombuffer(text.translate(_CLASS), dtype=np.uint8)
     starts, ends = _edges(classes)
@@ -256,7 +254,10 @@ class Tokens:
         self.name = name
         self.header = ""
         self._begin = 0
-        self._check_text()
+        if b"\0" in self._data or not self._data.isascii():
+            offset = next(match.start() for match in _BINARY.finditer(self._data))
+            byte = self._data[offset]
+            raise self._at(f"binary data (byte 0x{byte:02x}), expected plain ASCII text", offset)
         first = _WORD.search(self._data)
         if first:
             word = first.group().decode("ascii")
@@ -274,17 +275,7 @@ class Tokens:
         self.numbers = self._scan()
         self.count = int(self.numbers.size)
 
-    def _check_text(self) -> None:
-        data = self._data
-        if data.isascii() and b"\0" not in data:
-            return
-        match = _BINARY.search(data)
-        offset = match.start() if match else 0
-        raise self._at(
-            f"binary data (byte 0x{data[offset]:02x}), expected plain ASCII text", offset
-        )
-
-    def _scan(self) -> Floats:
+    def _scan(self) -> Doubles:
         # Pages of np.empty that are never written cost nothing, so the upper bound is safe.
         numbers = np.empty((len(self._data) - self._begin + 1) // 2)
         filled = 0
@@ -349,14 +340,8 @@ class Tokens:
             raise self.error(f"{what} is {_show(self.word(index))}, expected {expected}", index)
         return int(value)
 
-    def integers(self, index: int, count: int, what: str, low: int, high: int) -> Ints:
-        """Read a run of integers, each of which must lie in ``low..high``."""
-        part = self.numbers[index : index + count]
-        self.check_integers(part, np.arange(index, index + part.size), what, low, high)
-        return part.astype(np.int64)
-
     def check_integers(
-        self, part: Floats, places: Ints, what: str, low: int, high: int | Ints
+        self, part: Doubles, places: Ints, what: str, low: int, high: int | Ints
     ) -> None:
         """Refuse the first of some numbers that isn't an integer in ``low..high``."""
         good = (part >= low) & (part <= high) & (part == np.floor(part))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -21,15 +22,16 @@ FOREGROUND = 255
 """What MOG2 marks people with; it marks shadows with 127."""
 
 
-def import_opencv() -> Any:
+def import_opencv() -> ModuleType:
     """OpenCV's module, or how to install it."""
     # its libraries print about unreadable files on their own; an error of ours says it in a line
     os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")
-    return import_extra("cv2", "videos need OpenCV", "video")
+    module: ModuleType = import_extra("cv2", "videos need OpenCV", "video")
+    return module
 
 
 @contextmanager
-def _quiet(cv2: Any) -> Iterator[None]:
+def _quiet(cv2: ModuleType) -> Iterator[None]:
     """Without what OpenCV prints itself."""
     switch = cv2.setLogLevel if hasattr(cv2, "setLogLevel") else cv2.utils.logging.setLogLevel
     before = switch(0)

@@ -12,19 +12,27 @@ import os
 import shutil
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cached_property
+from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from proxfield.core.common.arrays import Dtype, Pixels
+from proxfield.core.common.arrays import Array, Dtype, Pixels
 from proxfield.core.common.extras import import_extra
 from proxfield.errors import InputError, reason
-from proxfield.io.files import NO_FOLDER, Target, display_name, ending, naming_damage, no_such_file
+from proxfield.io.files import (
+    NO_FOLDER,
+    Target,
+    display_name,
+    ending,
+    naming,
+    naming_damage,
+    no_such_file,
+)
 from proxfield.io.remote import AnyPath, RemotePath, is_remote, make_path
 
 if TYPE_CHECKING:
@@ -33,6 +41,8 @@ if TYPE_CHECKING:
 KINDS = (".npy", ".zarr", ".tif", ".tiff")
 """Endings of the files that can be written in windows."""
 
+import_zarr = partial(import_extra, "zarr", "zarr arrays need zarr", "tiles")
+"""The package zarr, or how to install it."""
 Window = tuple[slice, ...]
 """A range along each of the first axes, with numbers from 0."""
 
@@ -60,13 +70,29 @@ class Sliced(ABC):
 
 
 class FileSliced(Sliced):
-    """An array in a file, or a folder."""
+    """An array in a file, or a folder of zarr.
 
-    def __init__(self, path: AnyPath) -> None:
-        self.path, self.name = path, display_name(path)
+    Args:
+        path: The place.
+        opened: Opens it for each window anew: what was read doesn't stay in memory. A reader of
+            a class of its own does without.
+    """
+
+    def __init__(self, path: AnyPath, opened: Callable[[], Array] | None = None) -> None:
+        self.path, self.name, self._opened = path, display_name(path), opened
+        if opened is not None:
+            array = opened()
+            self.shape, self.dtype = tuple(int(n) for n in array.shape), np.dtype(array.dtype)
+
+    def read(self, window: Window) -> Pixels:
+        assert self._opened is not None
+        with naming_damage(self.name):
+            return np.array(self._opened()[window])
 
     def identity(self) -> str:
-        assert isinstance(self.path, Path)
+        if isinstance(self.path, RemotePath) or self.path.is_dir():
+            place = self.path if isinstance(self.path, RemotePath) else self.path.resolve()
+            return f"{place} {self.shape} {self.dtype}"
         status = self.path.stat()
         return f"{self.path.resolve()} {status.st_size} {status.st_mtime_ns}"
 
@@ -124,7 +150,7 @@ def writing_to(place: object) -> Iterator[None]:
 # ---- reading ----
 
 
-def open_sliced(given: Any, what: str = "the image") -> Sliced:
+def open_sliced(given: Array, what: str = "the image") -> Sliced:
     """What was given, as an array that is read in windows.
 
     Args:
@@ -142,8 +168,14 @@ def open_sliced(given: Any, what: str = "the image") -> Sliced:
     if isinstance(given, Sliced):
         return given
     if isinstance(given, str | PathLike):
-        return _open_file(make_path(given))
-    if isinstance(given, np.memmap) and given.filename is not None and _is_whole(given):
+        with naming(given):
+            return _open_file(make_path(given))
+    if (
+        isinstance(given, np.memmap)
+        and given.filename is not None
+        and not isinstance(given.base, np.ndarray)  # a view of a part: its place isn't known
+        and (given.flags.c_contiguous or given.flags.f_contiguous)
+    ):
         from proxfield.io.npy import mapped
 
         return mapped(given, Path(given.filename))
@@ -152,42 +184,27 @@ def open_sliced(given: Any, what: str = "the image") -> Sliced:
     return Held(np.asarray(given), what)
 
 
-def _is_whole(mapped: np.memmap[Any, Any]) -> bool:
-    """Whether this is all that was mapped and no view of a part, whose place isn't known."""
-    return not isinstance(mapped.base, np.ndarray) and (
-        mapped.flags.c_contiguous or mapped.flags.f_contiguous
-    )
-
-
 def _open_file(path: AnyPath) -> Sliced:
     from proxfield.io import npy, tiff
 
-    name = display_name(path)
     if is_zarr(path):
-        return Zarr(path)
+        return FileSliced(path, partial(_open_zarr, path))
     if isinstance(path, RemotePath):
         raise InputError(
-            "can't be read in windows there, expected a zarr array or a file of this machine",
-            path=name,
+            "can't be read in windows there, expected a zarr array or a file of this machine"
         )
     if not path.exists():
-        raise no_such_file(name)
+        raise no_such_file(display_name(path))
     if path.is_dir():
-        raise InputError("is a folder, expected a file or a zarr array", path=name)
+        raise InputError("is a folder, expected a file or a zarr array")
     if ending(path) == ".npy":
         return npy.mapped(npy.map_array(path), path)
-    if _is_tiff(path):
-        return tiff.open_tiff(path)
+    with path.open("rb") as stream:  # slides have many endings
+        if stream.read(4) in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
+            return tiff.open_tiff(path)
     raise InputError(
-        "can't be read in windows, expected .npy, .zarr or a tiled TIFF (or the array itself)",
-        path=name,
+        "can't be read in windows, expected .npy, .zarr or a tiled TIFF (or the array itself)"
     )
-
-
-def _is_tiff(path: Path) -> bool:
-    """Whether a file begins like a TIFF, whatever its name: slides have many."""
-    with path.open("rb") as stream:
-        return stream.read(4) in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 
 
 def is_zarr(path: Target) -> bool:
@@ -210,7 +227,7 @@ def is_windowed(path: Target) -> bool:
 class Held(Sliced):
     """An array in memory, or an object of another library that reads by itself."""
 
-    def __init__(self, array: Any, what: str) -> None:
+    def __init__(self, array: Array, what: str) -> None:
         self.array, self.name = array, what
         self.shape = tuple(int(n) for n in array.shape)
         self.dtype = np.dtype(array.dtype)
@@ -233,50 +250,19 @@ class Held(Sliced):
         return f"array {self.shape} {self.dtype} {total}"
 
 
-class Zarr(FileSliced):
+def _open_zarr(path: AnyPath) -> Array:
     """A zarr array in a folder; of a group, its only array or the one called 0 (full size)."""
-
-    @cached_property
-    def _found(self) -> tuple[tuple[int, ...], Dtype]:
-        array = self._open()
-        return tuple(int(n) for n in array.shape), np.dtype(array.dtype)
-
-    def _open(self) -> Any:
-        zarr = import_zarr()
-        with naming_damage(self.name, "zarr array"):
-            there = zarr.open(str(self.path), mode="r")
-        if hasattr(there, "shape"):
-            return there
-        inside = sorted(there.array_keys())
-        if "0" in inside or len(inside) == 1:
-            return there["0" if "0" in inside else inside[0]]
-        raise InputError(
-            f"is a group of {len(inside)} zarr arrays, expected the path of one of them "
-            f"({', '.join(inside[:5])})",
-            path=self.name,
-        )
-
-    @property
-    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
-        """The array's."""
-        return self._found[0]
-
-    @property
-    def dtype(self) -> Dtype:  # type: ignore[override]
-        """The array's."""
-        return self._found[1]
-
-    def read(self, window: Window) -> Pixels:
-        return np.asarray(self._open()[window])
-
-    def identity(self) -> str:
-        place = self.path if isinstance(self.path, RemotePath) else self.path.resolve()
-        return f"{place} {self.shape} {self.dtype}"
-
-
-def import_zarr() -> Any:
-    """The package zarr, or how to install it."""
-    return import_extra("zarr", "zarr arrays need zarr", "tiles")
+    with naming_damage(display_name(path), "zarr array"):
+        there = import_zarr().open(str(path), mode="r")
+    if hasattr(there, "shape"):
+        return there
+    inside = sorted(there.array_keys())
+    if "0" in inside or len(inside) == 1:
+        return there["0" if "0" in inside else inside[0]]
+    raise InputError(
+        f"is a group of {len(inside)} zarr arrays, expected the path of one of them "
+        f"({', '.join(inside[:5])})"
+    )
 
 
 # ---- writing ----
@@ -289,19 +275,17 @@ def check_output(path: Target, axes: int) -> None:
         path: The name.
         axes: Axes of the image's pixels.
     """
-    name = display_name(path)
-    if ending(path) not in KINDS:
-        raise InputError(
-            f"can't be written in windows, expected a name ending in {', '.join(KINDS)}",
-            path=name,
-        )
-    if not Path(path).absolute().parent.is_dir():
-        raise InputError(f"can't write, {NO_FOLDER}", path=name)
-    if ending(path) in (".tif", ".tiff") and axes != 2:
-        raise InputError(f"{axes} axes of pixels don't fit a TIFF, expected .npy", path=name)
-    is_folder = Path(path).is_dir()
-    if is_folder and not (ending(path) == ".zarr" and is_zarr(path)):
-        raise InputError("is a folder, expected the name of a file or a zarr array", path=name)
+    with naming(path):
+        if ending(path) not in KINDS:
+            raise InputError(
+                f"can't be written in windows, expected a name ending in {', '.join(KINDS)}"
+            )
+        if not Path(path).absolute().parent.is_dir():
+            raise InputError(f"can't write, {NO_FOLDER}")
+        if ending(path) in (".tif", ".tiff") and axes != 2:
+            raise InputError(f"{axes} axes of pixels don't fit a TIFF, expected .npy")
+        if Path(path).is_dir() and not (ending(path) == ".zarr" and is_zarr(path)):
+            raise InputError("is a folder, expected the name of a file or a zarr array")
     if ending(path) == ".zarr":
         import_zarr()
 
@@ -342,7 +326,7 @@ class ZarrOutput(Output):
 class HeldOutput(Output):
     """An array that the caller holds: of numpy, zarr, h5py or another library with slices."""
 
-    def __init__(self, array: Any, shape: tuple[int, ...], dtype: Dtype) -> None:
+    def __init__(self, array: Array, shape: tuple[int, ...], dtype: Dtype) -> None:
         super().__init__(shape, dtype)
         there = tuple(getattr(array, "shape", ()))
         if there != shape or not hasattr(array, "__setitem__"):

@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.core.common.arrays import Pixels
-from proxfield.io.images import import_pillow
+from proxfield.io.images import import_pillow, label_colors
 from proxfield.io.overlay import displayable
-from proxfield.io.palette import label_colors
 
 MAX_PALETTE = 255
 """Labels of a picture with a palette; the last entry is for transparent pixels."""

@@ -14,10 +14,10 @@ from proxfield.core.common.records import Record
 from proxfield.core.filters.points import PixelPoints
 from proxfield.core.terms.gaussian import Gaussian
 from proxfield.errors import InputError, UnsupportedError
-from proxfield.images.arrays import to_host
+from proxfield.images.inputs import to_host
 from proxfield.images.metrics import share_of
+from proxfield.io.images import label_colors
 from proxfield.io.overlay import displayable, overlay
-from proxfield.io.palette import label_colors
 from proxfield.viz.charts import find_figure_class
 from proxfield.viz.plots import save_figure
 from proxfield.viz.style import INK, SOFT

@@ -14,8 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from proxfield.core.common.arrays import Doubles
 from proxfield.errors import InputError
-from proxfield.io.images import import_pillow
-from proxfield.io.palette import label_colors
+from proxfield.io.images import import_pillow, label_colors
 from proxfield.people.scene import Scene
 from proxfield.viz.people import DRAWN, Picture, aspect, draw_people, ground_figure, to_rgb
 

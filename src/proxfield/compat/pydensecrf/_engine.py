@@ -12,7 +12,7 @@ from proxfield.core.engines.base import softmax_rows
 from proxfield.core.terms.gaussian import Gaussian
 from proxfield.core.terms.unary import Unary
 from proxfield.field import Field
-from proxfield.images.updates import FieldUpdates
+from proxfield.images.trials import FieldUpdates
 
 FILTER = "lattice"
 """The filter of every pairwise term; the original knows this one only."""

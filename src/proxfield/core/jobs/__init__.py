@@ -4,13 +4,18 @@
 jobs are processes of loky.
 """
 
-from proxfield.core.jobs.running import Part, open_workers, run_jobs, slots_of, threads_per_item
-from proxfield.core.jobs.workers import (
+from proxfield.core.jobs.running import (
     ClusterError,
     LostWorkerError,
+    Part,
     Workers,
+    check_jobs,
     ends_the_run,
     import_joblib,
+    open_workers,
+    run_jobs,
+    slots_of,
+    threads_per_item,
 )
 
 __all__ = [
@@ -18,6 +23,7 @@ __all__ = [
     "LostWorkerError",
     "Part",
     "Workers",
+    "check_jobs",
     "ends_the_run",
     "import_joblib",
     "open_workers",

@@ -3,42 +3,29 @@
 Everything travels as bytes that were made here, so that a worker which lacks a package says so in
 words. Dask itself tries items again whose worker was killed, up to a limit
 (``distributed.scheduler.allowed-failures``, 3). It counts all items that were on that worker, so
-those over the limit are tried once more, one at a time, after all others; what is lost even then is
-named in an error.
+those over the limit are tried once more, one at a time, and named in an error if lost even then.
 """
 
 from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any
 
 from proxfield._version import __version__
 from proxfield.core.common.extras import import_extra
 from proxfield.core.common.interrupts import deferred
 from proxfield.core.common.logs import log
-from proxfield.core.jobs.workers import (
-    ClusterError,
-    LostWorkerError,
-    Workers,
-    call,
-    host,
-    import_joblib,
-    on_another_machine,
-)
+from proxfield.core.jobs.processes import POLL_SECONDS, Ticket, WorkerPool
+from proxfield.core.jobs.running import ClusterError, call, host, import_joblib
 from proxfield.errors import MissingDependencyError
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 MOST_LOSSES = 10
 """How often an item is done again because its result was lost with a worker."""
-POLL_SECONDS = 0.1
-"""How often to ask for Ctrl-C while workers work."""
 WATCH_SECONDS = 2.0
 """How often to ask how many workers there are."""
 PATIENCE_SECONDS = 60.0
@@ -47,11 +34,6 @@ CONNECT_SECONDS = 10
 """How long a scheduler may take to answer."""
 SMALL_ITEM = 10_000
 """Bytes above which items are better passed as names of files."""
-
-
-def import_distributed() -> Any:
-    """The package distributed, or how to install it."""
-    return import_extra("distributed", "a cluster needs dask and distributed", "cluster")
 
 
 @contextmanager
@@ -68,7 +50,8 @@ def connected(address: str | None) -> Iterator[None]:
     if address is None:
         yield
         return
-    joblib, distributed = import_joblib(), import_distributed()
+    joblib = import_joblib()
+    distributed = import_extra("distributed", "a cluster needs dask and distributed", "cluster")
     try:
         client = distributed.Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
     except (OSError, ValueError, TypeError) as error:
@@ -83,7 +66,7 @@ def connected(address: str | None) -> Iterator[None]:
         client.close(timeout=CONNECT_SECONDS)
 
 
-class DaskWorkers(Workers):
+class DaskWorkers(WorkerPool):
     """The workers of a Dask cluster.
 
     Args:
@@ -102,26 +85,24 @@ class DaskWorkers(Workers):
         folder: str | None = None,
         patience: float = PATIENCE_SECONDS,
     ) -> None:
+        super().__init__(folder)
         self._client = client
         self._limit = jobs
-        self._folder = folder
         self._patience = patience
         self._slots = 0
         self._seen = -float("inf")
-        self._running: dict[str, tuple[Any, Any, int]] = {}
         self._done: SimpleQueue[str] = SimpleQueue()
-        self._stack = ExitStack()
         self._large = False
 
     def __enter__(self) -> DaskWorkers:
-        self._interrupted = self._stack.enter_context(deferred())
+        self.interrupts = self._stack.enter_context(deferred())
         self._alive = time.monotonic()
         return self
 
     def __exit__(self, *_: object) -> None:
         try:
-            left = [future for future, *_ in self._running.values()]
-            if left and self._client.status == "running":
+            if self._running and self._client.status == "running":
+                left = [ticket.future for ticket in self._running.values()]
                 self._client.cancel(left, force=True)
             self._running.clear()
         finally:
@@ -134,89 +115,64 @@ class DaskWorkers(Workers):
         return max(1, self._slots if self._limit is None else min(self._limit, self._slots))
 
     @property
-    def interrupted(self) -> bool:
-        return self._interrupted()
+    def room(self) -> int:
+        """Number of items that may be at work or wait for it."""
+        return 2 * self.jobs if self._limit is None else self.jobs
 
-    def run(
-        self, function: Callable[[T], R], items: Iterable[T], name: Callable[[T], str] = str
-    ) -> Iterator[R]:
-        """See `Workers.run`.
+    @property
+    def tries(self) -> int:
+        """How often an item was tried that is given up."""
+        from dask import config
 
-        Raises:
-            LostWorkerError: If items killed their workers; all other items are done before.
-            ClusterError: If there are no workers, or they can't do this.
-        """
-        todo = iter(items)
-        what = _dumps(function)
-        again: list[Any] = []
-        lost: list[str] = []
-        more, alone = True, False
-        while not self.interrupted:
-            if not (more or self._running or alone):
-                alone = True
-                todo, again, more = iter(again), [], True
-            room = 1 if alone else 2 * self.jobs if self._limit is None else self.jobs
-            while more and len(self._running) < room:
-                try:
-                    item = next(todo)
-                except StopIteration:
-                    more = False
-                    break
-                self._submit(what, item)
-            if not self._running:
-                if alone:
-                    break
-                continue
-            future, item, losses = self._next_done()
-            if future is None:
-                continue
-            if self._result_is_lost(future, losses):
-                self._submit(what, item, losses + 1)
-                continue
-            if self._was_lost(future):
-                if alone:
-                    lost.append(name(item))
-                else:
-                    again.append(item)
-                continue
+        return int(config.get("distributed.scheduler.allowed-failures", 3)) + 1
+
+    def pack(self, function: Callable[..., object]) -> bytes:
+        """Bytes of a function, one of a notebook or a script included."""
+        return _dumps(function)
+
+    def submit(self, work: object, ticket: Ticket) -> bool:
+        data = _dumps(ticket.item)
+        if len(data) > SMALL_ITEM and not self._large:
+            self._large = True
+            log.info("items of %d bytes go to the cluster; names of files are faster", len(data))
+        future = self._client.submit(
+            on_worker, work, data, self._folder, __version__, pure=False, retries=0
+        )
+        ticket.future = future
+        self._running[future.key] = ticket
+        future.add_done_callback(lambda done: self._done.put(done.key))
+        return True
+
+    def finished(self) -> Iterator[Any]:
+        try:
+            ticket = self._running.pop(self._done.get(timeout=POLL_SECONDS), None)
+        except Empty:
+            self._check_alive()
+            return
+        self._alive = time.monotonic()
+        if ticket is None:  # of a round that was given up
+            return
+        future = ticket.future
+        if self._result_is_lost(ticket):
+            ticket.losses += 1
+            self._client.cancel([future], force=True)
+            self._again.append(ticket)
+        elif self._was_killed(future):
+            ticket.kills += 1
+            self._again.append(ticket)
+        else:
             good, value = future.result(timeout=self._patience)
             future.release()
             if not good:
                 raise value
             yield value
-        if lost and not self.interrupted:
-            raise LostWorkerError(lost, self._allowed_failures() + 1)
 
-    def _next_done(self) -> tuple[Any, Any, int]:
-        """A future that is done, its item and how often its result was lost; None if none is."""
-        try:
-            key = self._done.get(timeout=POLL_SECONDS)
-        except Empty:
-            self._check_alive()
-            return None, None, 0
-        self._alive = time.monotonic()
-        return self._running.pop(key, (None, None, 0))
-
-    def _submit(self, what: bytes, item: object, losses: int = 0) -> None:
-        data = _dumps(item)
-        if len(data) > SMALL_ITEM and not self._large:
-            self._large = True
-            log.info("items of %d bytes go to the cluster; names of files are faster", len(data))
-        future = self._client.submit(
-            on_worker, what, data, self._folder, __version__, pure=False, retries=0
-        )
-        self._running[future.key] = future, item, losses
-        future.add_done_callback(lambda done: self._done.put(done.key))
-
-    def _result_is_lost(self, future: Any, losses: int) -> bool:
+    def _result_is_lost(self, ticket: Ticket) -> bool:
         """Whether a worker was ended after it had done an item, before the result was sent."""
-        lost = future.status == "lost" and self._client.status == "running"
-        if not lost or losses >= MOST_LOSSES:
-            return False
-        self._client.cancel([future], force=True)
-        return True
+        lost = ticket.future.status == "lost" and self._client.status == "running"
+        return lost and ticket.losses < MOST_LOSSES
 
-    def _was_lost(self, future: Any) -> bool:
+    def _was_killed(self, future: Any) -> bool:
         """Whether an item killed its workers; raises what concerns the cluster as a whole."""
         if future.status == "finished":
             return False
@@ -228,19 +184,12 @@ class DaskWorkers(Workers):
         error = future.exception(timeout=self._patience)
         if type(error).__name__ == "KilledWorker":
             return True
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        cause = error.__cause__
-        if cause is not None:
-            reason = " ".join(f"{type(cause).__name__}: {cause}".split())
+        cause = error if error.__cause__ is None else error.__cause__
+        reason = " ".join(f"{type(cause).__name__}: {cause}".split())
         raise ClusterError(
             f"a worker can't run this ({reason}), expected proxfield {__version__} and its extras "
             "on every worker"
         ) from None
-
-    def _allowed_failures(self) -> int:
-        from dask import config
-
-        return int(config.get("distributed.scheduler.allowed-failures", 3))
 
     def _count_slots(self) -> None:
         """Ask how many threads all workers have, now and then: workers come and go."""
@@ -269,7 +218,7 @@ class DaskWorkers(Workers):
 # ---- in the worker ----
 
 
-def on_worker(what: bytes, data: bytes, folder: str | None, version: str) -> tuple[bool, Any]:
+def on_worker(what: bytes, data: bytes, folder: str | None, version: str) -> tuple[bool, object]:
     """Do one item: whether that went well, and the result or the exception."""
     try:
         try:
@@ -279,30 +228,24 @@ def on_worker(what: bytes, data: bytes, folder: str | None, version: str) -> tup
                 f"a worker on {host()} can't load the work ({error}), expected proxfield "
                 f"{version} and its extras there"
             ) from None
-        with on_another_machine():
-            return True, call(function, item, folder, version)
+        return True, call(function, item, folder, version, elsewhere=True)
     except MissingDependencyError as error:
         return False, ClusterError(
             f"a worker on {host()} lacks a package ({error}), expected the same extras as here on "
             "every worker"
         )
     except Exception as error:
-        return False, _portable(error)
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:
+            return False, ClusterError(f"{type(error).__name__}: {error}")
+        return False, error
 
 
 @lru_cache(maxsize=4)
-def _function(what: bytes) -> Any:
+def _function(what: bytes) -> Callable[[object], object]:
     """A function, unpacked once: what it keeps between items stays."""
     return pickle.loads(what)
-
-
-def _portable(error: Exception) -> Exception:
-    """An exception that can be pickled."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return ClusterError(f"{type(error).__name__}: {error}")
-    return error
 
 
 def _dumps(value: object) -> bytes:

@@ -1,7 +1,7 @@
-"""Processes of loky. Neither Ctrl-C nor the end of their parent leaves any behind.
+"""Workers in other processes, to which items are handed one by one; here processes of loky.
 
-A process that is killed breaks the whole pool: everything that was submitted fails. Those items are
-tried again in a fresh pool, and at last one at a time, which shows which of them is the cause.
+A process of loky that is killed breaks the whole pool: everything that was submitted fails. Those
+items are tried again in a fresh pool, and at last one at a time.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import os
 import signal
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -21,15 +20,11 @@ from typing import Any, TypeVar
 from proxfield._version import __version__
 from proxfield.core.common.interrupts import deferred
 from proxfield.core.common.logs import log
-from proxfield.core.jobs.workers import LostWorkerError, Workers, call, import_joblib
+from proxfield.core.jobs.running import LostWorkerError, Workers, call, import_joblib
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-RETRIES = 2
-"""How often an item is tried again after its process was killed."""
-MAX_GIVEN_UP = 3
-"""Items that may kill their processes before the run ends; up to then all others are done."""
 POLL_SECONDS = 0.1
 """How often to ask for Ctrl-C while other processes work."""
 HANDOVER_SECONDS = 5.0
@@ -48,18 +43,92 @@ THREAD_VARIABLES = (
 
 
 @dataclass(eq=False)
-class _Ticket:
-    """An item, and how often its process was killed."""
+class Ticket:
+    """An item, how often its worker was killed, and how often its result was lost on the way."""
 
     item: Any
+    kills: int = 0
     losses: int = 0
+    future: Any = None
 
 
-class Processes(Workers):
-    """Processes that stay for several rounds of work.
+class WorkerPool(Workers):
+    """Workers that take items one by one, and whose items are tried again if one is killed.
 
-    Ctrl-C reaches all processes of a terminal. Here it is only remembered and asked for between
-    results: raised while processes are being started or ended, it would leave some behind.
+    Items are alone at their last try, which shows which of them is the cause. Ctrl-C is only
+    remembered, and asked for between results.
+    """
+
+    retries = 1
+    """How often an item is tried again after its worker was killed."""
+    max_given_up = float("inf")
+    """Items that may kill their workers before the run ends; up to then all others are done."""
+    interrupts: Callable[[], bool]
+    """Whether Ctrl-C has come, while it is deferred."""
+
+    def __init__(self, folder: str | None) -> None:
+        self._folder = folder
+        self._running: dict[Any, Ticket] = {}
+        self._again: list[Ticket] = []
+        self._stack = ExitStack()
+
+    @property
+    def interrupted(self) -> bool:
+        return self.interrupts()
+
+    @property
+    def tries(self) -> int:
+        """How often an item was tried that is given up."""
+        return self.retries + 1
+
+    @property
+    def room(self) -> int:
+        """Number of items that may be at work or wait for it."""
+        return 2 * self.jobs
+
+    def run(
+        self, function: Callable[[T], R], items: Iterable[T], name: Callable[[T], str] = str
+    ) -> Iterator[R]:
+        """See `Workers.run`."""
+        todo, given_up, work = map(Ticket, items), [], self.pack(function)
+        self._again = []
+        while not self.interrupted and len(given_up) < self.max_given_up:
+            waiting = (*self._again, *self._running.values())
+            room = 1 if any(t.kills == self.retries for t in waiting) else self.room
+            while len(self._running) < room:
+                ticket = self._again.pop(0) if self._again else next(todo, None)
+                if ticket is None:
+                    break
+                if not self.submit(work, ticket):
+                    self._again.insert(0, ticket)
+                    break
+            if not self._running:
+                break
+            yield from self.finished()
+            for ticket in [t for t in self._again if t.kills > self.retries]:
+                self._again.remove(ticket)
+                given_up.append(name(ticket.item))
+        if given_up and not self.interrupted:
+            raise LostWorkerError(given_up, self.tries)
+
+    def pack(self, function: Callable[..., object]) -> object:
+        """A function as `submit` takes it."""
+        return function
+
+    def submit(self, work: object, ticket: Ticket) -> bool:
+        """Hand an item over; False if that can't be done before `finished` was asked."""
+        raise NotImplementedError
+
+    def finished(self) -> Iterator[Any]:
+        """Wait a little for results; what is to be done again is in ``_again``."""
+        raise NotImplementedError
+
+
+class Processes(WorkerPool):
+    """Processes of loky; neither Ctrl-C nor the end of their parent leaves any behind.
+
+    Ctrl-C reaches all processes of a terminal. Raised while processes are being started or ended,
+    it would leave some behind.
 
     Args:
         jobs: Number of processes.
@@ -67,13 +136,14 @@ class Processes(Workers):
         folder: The folder that relative names count from.
     """
 
+    retries = 2
+    max_given_up = 3
+
     def __init__(self, jobs: int, threads: int, folder: str | None = None) -> None:
+        super().__init__(folder)
         import_joblib()
         self.jobs = jobs
         self._threads = threads
-        self._folder = folder
-        self._running: dict[Future[Any], _Ticket] = {}
-        self._stack = ExitStack()
 
     def __enter__(self) -> Processes:
         with deferred():
@@ -83,7 +153,7 @@ class Processes(Workers):
                 from multiprocessing.resource_tracker import ensure_running
 
                 ensure_running()
-        self._interrupted = self._stack.enter_context(deferred(block=True))
+        self.interrupts = self._stack.enter_context(deferred(block=True))
         return self
 
     def _new_pool(self) -> Any:
@@ -100,87 +170,36 @@ class Processes(Workers):
         finally:
             self._stack.close()  # here Ctrl-C is raised, if it came
 
-    def run(
-        self, function: Callable[[T], R], items: Iterable[T], name: Callable[[T], str] = str
-    ) -> Iterator[R]:
-        """See `Workers.run`.
+    def submit(self, work: object, ticket: Ticket) -> bool:
+        try:
+            future = self._pool.submit(call, work, ticket.item, self._folder, __version__)
+        except BrokenProcessPool:  # while it was idle, or a moment ago
+            if self._running:
+                return False
+            _shut_down(self._pool, set())
+            self._pool = self._new_pool()
+            return self.submit(work, ticket)
+        self._running[future] = ticket
+        return True
 
-        Raises:
-            LostWorkerError: If the process of an item was killed `RETRIES` + 1 times; all other
-                items are done before, unless there are several like this.
-        """
-        todo = (_Ticket(item) for item in items)
-        again: deque[_Ticket] = deque()
-        given_up: list[str] = []
-        while not self.interrupted:
-            self._fill(function, todo, again)
-            if not self._running:
-                break
-            done, _ = wait(self._running, POLL_SECONDS, FIRST_COMPLETED)
-            broken = False
-            for future in done:
-                if isinstance(future.exception(), BrokenProcessPool):
-                    broken = True
-                    continue
-                del self._running[future]
+    def finished(self) -> Iterator[Any]:
+        done, _ = wait(self._running, POLL_SECONDS, FIRST_COMPLETED)
+        broken = any(isinstance(future.exception(), BrokenProcessPool) for future in done)
+        if broken:
+            done, _ = wait(self._running)
+            _shut_down(self._pool, done)
+            self._pool = self._new_pool()
+        for future in done:
+            ticket = self._running.pop(future)
+            if not isinstance(future.exception(), BrokenProcessPool):
                 yield future.result()
-            if broken:
-                yield from self._recover(again)
-                for ticket in [t for t in again if t.losses > RETRIES]:
-                    again.remove(ticket)
-                    given_up.append(name(ticket.item))
-                if len(given_up) >= MAX_GIVEN_UP:
-                    break
-        if given_up and not self.interrupted:
-            raise LostWorkerError(given_up, RETRIES + 1)
-
-    def _fill(
-        self, function: Callable[[Any], Any], todo: Iterator[_Ticket], again: deque[_Ticket]
-    ) -> None:
-        """Submit what there is room for: lost items first, and at their last try alone."""
-        alone = any(t.losses == RETRIES for t in (*again, *self._running.values()))
-        room = 1 if alone else 2 * self.jobs
-        while len(self._running) < room:
-            ticket = again.popleft() if again else next(todo, None)
-            if ticket is None:
-                return
-            try:
-                future = self._pool.submit(call, function, ticket.item, self._folder, __version__)
-            except BrokenProcessPool:  # while it was idle, or a moment ago
-                again.appendleft(ticket)
-                if self._running:
-                    return
-                _shut_down(self._pool, set())
-                self._pool = self._new_pool()
                 continue
-            self._running[future] = ticket
-
-    def _recover(self, again: deque[_Ticket]) -> Iterator[Any]:
-        """Start a fresh pool. Yields what was finished; all else is to be done again."""
-        wait(self._running)
-        _shut_down(self._pool, set(self._running))
-        finished = []
-        for future, ticket in self._running.items():
-            error = future.exception()
-            if error is None:
-                finished.append(future.result())
-            elif isinstance(error, BrokenProcessPool):
-                ticket.losses += 1
-                again.append(ticket)
-            else:
-                raise error
-        # those that were lost most often come last: by then all others are done with
-        ordered = sorted(again, key=lambda ticket: ticket.losses)
-        again.clear()
-        again.extend(ordered)
-        self._running.clear()
-        log.warning("a worker process was killed; %d items are tried again", len(again))
-        self._pool = self._new_pool()
-        yield from finished
-
-    @property
-    def interrupted(self) -> bool:
-        return self._interrupted()
+            ticket.kills += 1
+            self._again.append(ticket)
+        if broken:
+            # those that were lost most often come last: by then all others are done with
+            self._again.sort(key=lambda ticket: ticket.kills)
+            log.warning("a worker process was killed; %d items are tried again", len(self._again))
 
 
 def _shut_down(pool: Any, running: set[Future[Any]]) -> None:

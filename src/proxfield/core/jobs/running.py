@@ -1,28 +1,85 @@
-"""`run_jobs`: which workers do the work, and the work itself."""
+"""`run_jobs`: which workers do the work; what all kinds of workers have in common."""
 
 from __future__ import annotations
 
+import os
+import platform
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from proxfield._version import __version__
+from proxfield.core.common.extras import import_extra
 from proxfield.core.common.logs import log
 from proxfield.core.common.memory import available_cores
-from proxfield.core.jobs.workers import Workers, call, import_joblib
-from proxfield.errors import InputError, shown
+from proxfield.errors import InputError, MissingDependencyError, ProxfieldError, shown
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 LIST_ITEMS = 64
 """Items per list and worker where a backend can't stream: results come after each list."""
+NAMED_ITEMS = 5
+"""Maximum number of items that a message names."""
 
 _said: set[str] = set()
 """Backends that can't stream, which has been said of them."""
+_elsewhere: ContextVar[bool] = ContextVar("elsewhere", default=False)
+"""Whether this thread does an item of a process that may be on another machine."""
+
+
+class ClusterError(ProxfieldError):
+    """Workers that can't be used: none there, another version, or the connection is lost."""
+
+
+class LostWorkerError(ProxfieldError):
+    """Items whose processes were ended from outside, each time they were tried.
+
+    Args:
+        items: Their names.
+        tries: How often each was tried.
+    """
+
+    def __init__(self, items: Iterable[str] = (), tries: int = 1) -> None:
+        self.items, self.tries = tuple(items), tries
+        more = len(self.items) - NAMED_ITEMS
+        names = ", ".join(self.items[:NAMED_ITEMS]) + (f" and {more} more" if more > 0 else "")
+        what = f"{names}: " if names else ""
+        times = f", {tries} times" if tries > 1 else ""
+        super().__init__(
+            f"{what}its process was ended from outside{times}; is memory short? try fewer jobs"
+        )
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return type(self), (self.items, self.tries)
+
+
+def ends_the_run(error: BaseException) -> bool:
+    """Whether an error is about workers, so that other items would fail as well.
+
+    Example:
+        >>> ends_the_run(ClusterError("no workers")), ends_the_run(ValueError("an item"))
+        (True, False)
+    """
+    if isinstance(error, MissingDependencyError):
+        return _elsewhere.get()  # of a worker only: here packages are checked before any work
+    return isinstance(error, (ClusterError, LostWorkerError))
+
+
+def import_joblib() -> Any:
+    """joblib, or how to install it."""
+    return import_extra("joblib", "several jobs need joblib", "images")
+
+
+# ---- which workers ----
 
 
 def run_jobs(
@@ -74,28 +131,37 @@ def open_workers(
     jobs: int | None = None, threads: int | None = None, *, paths: bool = True
 ) -> Workers:
     """Workers that stay for several rounds; see `run_jobs` for the arguments."""
-    if jobs is not None and (isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1):
-        raise InputError(f"jobs={shown(jobs)}, expected a whole number above 0")
-    if jobs == 1:
-        return Workers()
-    folder = str(Path.cwd()) if paths else None
+    jobs = check_jobs(jobs)
     backend, count = _configured()
     kind = type(backend).__name__
-    if kind in ("NoneType", "LokyBackend"):
-        jobs = count if jobs is None else jobs
-        if jobs == 1:
-            return Workers()
-        from proxfield.core.jobs.processes import Processes
-
-        return Processes(jobs, threads or share_of(jobs), folder)
-    if kind == "SequentialBackend":
+    own = kind in OWN_PROCESSES
+    if jobs == 1 or kind == "SequentialBackend" or (own and jobs is None and count == 1):
         return Workers()
+    folder = str(Path.cwd()) if paths else None
     if kind == "DaskDistributedBackend":
         from proxfield.core.jobs.cluster import PATIENCE_SECONDS, DaskWorkers
 
         patience = max(PATIENCE_SECONDS, float(backend.wait_for_workers_timeout or 0))
         return DaskWorkers(backend.client, jobs, folder, patience)
-    return BackendWorkers(backend, count if jobs is None else jobs, folder)
+    jobs = count if jobs is None else jobs
+    if own:
+        from proxfield.core.jobs.processes import Processes
+
+        return Processes(jobs, threads or share_of(jobs), folder)
+    return BackendWorkers(backend, jobs, folder)
+
+
+OWN_PROCESSES = ("NoneType", "LokyBackend")
+"""Classes of the configured backend where several jobs are processes of loky."""
+
+
+def check_jobs(jobs: int | None) -> int | None:
+    """A number of jobs, or None; `InputError` for anything else."""
+    if jobs is None:
+        return None
+    if isinstance(jobs, bool) or not isinstance(jobs, int | np.integer) or jobs < 1:
+        raise InputError(f"jobs={shown(jobs)}, expected a whole number above 0")
+    return int(jobs)
 
 
 def slots_of(jobs: int | None = None) -> int:
@@ -103,9 +169,8 @@ def slots_of(jobs: int | None = None) -> int:
     if jobs is not None:
         return jobs
     backend, count = _configured()
-    if type(backend).__name__ == "SequentialBackend" or _own_processes():
-        return count
-    return max(2, count)
+    here = type(backend).__name__ in (*OWN_PROCESSES, "SequentialBackend")
+    return count if here else max(2, count)
 
 
 def share_of(jobs: int) -> int:
@@ -113,19 +178,17 @@ def share_of(jobs: int) -> int:
     return max(1, available_cores() // jobs)
 
 
-def threads_per_item(jobs: int | None = None) -> int | None:
-    """Threads of an item where none are given: a share of the cores, or 1 on other machines.
+def threads_per_item(jobs: int | None = None, threads: int | None = None) -> int | None:
+    """Threads of an item: as given, else a share of the cores, or 1 on other machines.
 
     None: as many as there are, for items in this process.
     """
+    if threads is not None:
+        return int(threads)
     slots = slots_of(jobs)
     if slots == 1:
         return None
-    return share_of(slots) if _own_processes() else 1
-
-
-def _own_processes() -> bool:
-    return type(_configured()[0]).__name__ in ("NoneType", "LokyBackend")
+    return share_of(slots) if type(_configured()[0]).__name__ in OWN_PROCESSES else 1
 
 
 def _configured() -> tuple[Any, int]:
@@ -170,6 +233,53 @@ class Part:
         return list(items[self.number - 1 :: self.count])
 
 
+# ---- workers ----
+
+
+class Workers:
+    """What does the work: a context, which may be used for several rounds.
+
+    This class does it in this process, one item after another.
+
+    Attributes:
+        jobs: Number of items at a time; 1 if that isn't known.
+        elsewhere: Whether workers may be on other machines, with files and caches of their own.
+    """
+
+    elsewhere = False
+    jobs = 1
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def run(
+        self, function: Callable[[T], R], items: Iterable[T], name: Callable[[T], str] = str
+    ) -> Iterator[R]:
+        """The results for items, as they come, in any order.
+
+        After Ctrl-C it ends early; leaving the context raises KeyboardInterrupt.
+
+        Args:
+            function: What to do with an item; both may travel to other processes.
+            items: Taken one by one, a few ahead of the work.
+            name: What to call an item in an error.
+
+        Raises:
+            LostWorkerError: If items killed their workers whenever they were tried.
+            ClusterError: If there are no workers, or they can't do this.
+        """
+        for item in items:
+            yield function(item)
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C has come."""
+        return False
+
+
 class BackendWorkers(Workers):
     """Workers of the backend that ``joblib.parallel_config`` names.
 
@@ -182,30 +292,96 @@ class BackendWorkers(Workers):
     elsewhere = True
 
     def __init__(self, backend: Any, jobs: int, folder: str | None) -> None:
-        self._joblib = import_joblib()
-        self._backend = backend
-        self._folder = folder
         self.jobs = jobs
+        self._backend, self._folder = backend, folder
 
     def run(
         self, function: Callable[[T], R], items: Iterable[T], name: Callable[[T], str] = str
     ) -> Iterator[R]:
         """See `Workers.run`."""
-        delayed = self._joblib.delayed(call)
-        calls = (delayed(function, item, self._folder, __version__) for item in items)
-        if self._streams:
-            yield from self._parallel("generator_unordered")(calls)
+        joblib = import_joblib()
+        calls = (joblib.delayed(call)(function, item, self._folder, __version__) for item in items)
+        options = {"n_jobs": self.jobs, "batch_size": 1}
+        if getattr(self._backend, "supports_return_generator", False):
+            yield from joblib.Parallel(return_as="generator_unordered", **options)(calls)
             return
         kind = type(self._backend).__name__
         if kind not in _said:
             _said.add(kind)
             log.warning("joblib's %s can't stream: results come in lists", kind)
         while some := list(islice(calls, LIST_ITEMS * self.jobs)):
-            yield from self._parallel("list")(some)
+            yield from joblib.Parallel(return_as="list", **options)(some)
 
-    @property
-    def _streams(self) -> bool:
-        return bool(getattr(self._backend, "supports_return_generator", False))
 
-    def _parallel(self, form: str) -> Any:
-        return self._joblib.Parallel(n_jobs=self.jobs, return_as=form, batch_size=1)
+# ---- in the worker ----
+
+
+def call(
+    function: Callable[[T], R], item: T, folder: str | None, version: str, elsewhere: bool = False
+) -> R:
+    """Call a function in a worker, which may have been started elsewhere and by somebody else.
+
+    Args:
+        function: What to do.
+        item: With what.
+        folder: The folder that relative names count from; None: there are none.
+        version: Of the library where the item comes from.
+        elsewhere: Whether that may be another machine.
+
+    Raises:
+        ClusterError: If the worker has another version, or doesn't have the folder.
+    """
+    if version != __version__:
+        raise ClusterError(
+            f"a worker on {host()} has proxfield {__version__}, expected {version} as here"
+        )
+    token = _elsewhere.set(elsewhere)
+    try:
+        with _FOLDER.entered(folder):
+            return function(item)
+    finally:
+        _elsewhere.reset(token)
+
+
+def host() -> str:
+    """The name of this machine."""
+    return platform.node() or "another machine"
+
+
+class _Folder:
+    """The working directory, which a process has once: items that need another one wait."""
+
+    def __init__(self) -> None:
+        self._users = 0
+        self._free = threading.Condition()
+
+    @contextmanager
+    def entered(self, folder: str | None) -> Iterator[None]:
+        """Stay in a folder, which other threads may share."""
+        with self._free:
+            if folder is not None and not _is_here(folder):
+                self._free.wait_for(lambda: self._users == 0 or _is_here(folder))
+                try:
+                    os.chdir(folder)
+                except OSError:
+                    raise ClusterError(
+                        f"{folder}: no such folder on {host()}, expected a file system that all "
+                        "machines share, or remote paths (s3://…)"
+                    ) from None
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._free:
+                self._users -= 1
+                self._free.notify_all()
+
+
+def _is_here(folder: str) -> bool:
+    try:
+        return Path.cwd() == Path(folder)
+    except OSError:  # the present one was removed
+        return False
+
+
+_FOLDER = _Folder()
