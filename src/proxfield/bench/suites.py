@@ -19,9 +19,8 @@ from proxfield.bench.generated import RECIPE, generated, small_models
 from proxfield.bench.published import DIGESTS, SUITES
 from proxfield.errors import InputError, shown
 from proxfield.field import Field
-from proxfield.io.results import read_evidence
 from proxfield.io.files import display_name, read_bytes
-from proxfield.io.results import read_mar, read_pr
+from proxfield.io.results import read_evidence, read_mar, read_pr
 from proxfield.io.uai import read_model
 from proxfield.testing import enumerate_field
 

@@ -20,9 +20,9 @@ from proxfield.core.jobs import ClusterError, LostWorkerError, ends_the_run
 from proxfield.core.solve import infer as inference
 from proxfield.core.solve import request
 from proxfield.core.solve.history import Progress
-from proxfield.core.solve.map_result import MapStatus
 from proxfield.core.solve.rules.base import Rule
 from proxfield.core.solve.rules.registry import dense_rules, make_rule
+from proxfield.core.solve.solve_map import MapStatus
 from proxfield.errors import InputError, ProxfieldError
 from proxfield.field import Field
 from proxfield.io.results import read_evidence

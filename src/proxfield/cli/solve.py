@@ -23,8 +23,7 @@ from proxfield.cli.shared import number, print_json, print_pairs
 from proxfield.cli.signals import INTERRUPTED
 from proxfield.core.common.records import Record
 from proxfield.core.solve.infer import check_modes
-from proxfield.core.solve.map_result import MapResult
-from proxfield.core.solve.solve_map import solve_map
+from proxfield.core.solve.solve_map import MapResult, solve_map
 from proxfield.errors import InputError
 from proxfield.io.files import atomic_write
 from proxfield.io.results import format_map, format_mar, format_pr

@@ -21,9 +21,9 @@ from proxfield.core.engines import compile_program
 from proxfield.core.engines.base import State
 from proxfield.core.solve.curvature import Curvature
 from proxfield.core.solve.loop import make_updates
-from proxfield.core.solve.problem import Problem
+from proxfield.core.solve.request import starting_point
+from proxfield.core.solve.rules.base import Problem
 from proxfield.core.solve.rules.registry import make_rule
-from proxfield.core.solve.starts import starting_point
 from proxfield.core.terms.gaussian import Gaussian
 from proxfield.errors import InputError
 from proxfield.field import Field

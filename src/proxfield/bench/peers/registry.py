@@ -14,13 +14,12 @@ from proxfield.bench.peers.elimination import Elimination
 from proxfield.bench.peers.graph import factor_graph
 from proxfield.bench.peers.scenes import SETTINGS, UPDATES, NoisyScene
 from proxfield.core.solve.infer import infer_one
-from proxfield.core.solve.map_result import MapStatus
 from proxfield.core.solve.request import Request
 from proxfield.core.solve.rules.base import Rule
 from proxfield.core.solve.rules.registry import make_rule
 from proxfield.core.solve.search.labelling import MapSearch
 from proxfield.core.solve.search.modes import infer_modes
-from proxfield.core.solve.solve_map import answer
+from proxfield.core.solve.solve_map import MapStatus, answer
 from proxfield.errors import InputError, shown
 from proxfield.field import Field
 from proxfield.images.densecrf import DenseCRF
