@@ -198,7 +198,7 @@ class TileWork:
                 row, weight = corner_arrays(len(points), d)
                 chunks = make_chunks(len(points), 0, chunk_size(d))
                 placed = place_points(np.ascontiguousarray(points), STAR, chunks, row, weight)
-                found.append(placed.touched_keys)
+                found.append(placed.keys)
                 seen += len(points)
                 if sum(map(len, found)) > MAX_KEYS:
                     break
