@@ -61,13 +61,6 @@ def make_forests(
     Conditioned on everything else, the variables of a forest form trees: they can be sampled
     exactly, all at once. On sparse graphs every usable variable is in some forest; those of a
     dense graph (whose forests are small) that are in none are in ``rest``.
-
-    Example:
-        >>> import proxfield as pf
-        >>> path = pf.Field(3, n_labels=2, terms=[pf.Ising([[0, 1], [1, 2]], 1.0)]).lower()
-        >>> forests = make_forests(graph_of(path), np.ones(3, dtype=bool), count=1)
-        >>> forests.node.tolist(), forests.above.tolist()
-        ([0, 2, 1], [1, 1, -1])
     """
     from proxfield.core.compiled.graphs import induced_forest
 
