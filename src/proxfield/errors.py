@@ -49,10 +49,6 @@ def cut_middle(text: str, longest: int, *, head_share: float = 0.5) -> str:
         text: The text.
         longest: Maximum number of characters that are left.
         head_share: Share of them that stay at the beginning.
-
-    Example:
-        >>> cut_middle("abcdefghij", 7)
-        'abc…hij'
     """
     if len(text) <= longest:
         return text

@@ -85,14 +85,7 @@ class Mode:
 
 
 def mixture_free_energy(free_energies: ArrayLike) -> float:
-    """F of the best mixture of parts with disjoint supports: −log Σ_k exp(−F_k).
-
-    Example:
-        >>> round(mixture_free_energy([0.0, 0.0]), 6)
-        -0.693147
-        >>> mixture_free_energy([np.inf, 2.0])
-        2.0
-    """
+    """F of the best mixture of parts with disjoint supports: −log Σ_k exp(−F_k)."""
     f = np.asarray(free_energies, dtype=np.float64)
     low = float(f.min(initial=np.inf))
     if not np.isfinite(low):

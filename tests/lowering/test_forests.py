@@ -9,7 +9,7 @@ import pytest
 
 import proxfield as pf
 from helpers import random_field, repulsive_grid
-from proxfield.core.lowering.forests import Graph, graph_of, make_forests
+from proxfield.core.lowering.forests import FieldGraph, graph_of, make_forests
 from proxfield.core.lowering.lowered import Lowered
 
 
@@ -30,7 +30,7 @@ def closes_cycle(kept: set[int], i: int, pairs: set[tuple[int, int]]) -> bool:
     return len(set(mine)) < len(mine)
 
 
-def check(lowered: Lowered, graph: Graph, usable: np.ndarray) -> None:
+def check(lowered: Lowered, graph: FieldGraph, usable: np.ndarray) -> None:
     forests, pairs = make_forests(graph, usable), pairs_of(lowered)
     factors = [set(s) for f in lowered.factors if f.degree > 2 for s in f.scopes.tolist()]
     seen: set[int] = set()

@@ -14,10 +14,6 @@ def install_hint(*extras: str) -> str:
 
     pip takes an extra's packages from the installed version's own list, so this works wherever
     proxfield came from.
-
-    Example:
-        >>> install_hint("images", "plot")
-        'pip install "proxfield[images,plot]"'
     """
     return f'pip install "proxfield[{",".join(extras)}]"'
 

@@ -82,10 +82,7 @@ class Device(ABC):
     ) -> AbstractContextManager[None]:
         """A context that says what would fit when its memory runs out.
 
-        Args:
-            what: What is computed, for the message.
-            per_variable: About how many bytes a variable takes.
-            variables: How many there are.
+        ``what`` is computed, for the message; a variable takes about ``per_variable`` bytes.
         """
         return nullcontext()
 

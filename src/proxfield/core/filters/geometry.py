@@ -88,10 +88,6 @@ def choose_blur(points: int, d: int, touched: int) -> Blur:
     blurs aren't used where there are many.
 
     touched: Vertices of the coarsest lattice that every `SAMPLE_STRIDE`-th point touches.
-
-    Example:
-        >>> [choose_blur(70_000, 5, touched).name for touched in (5_000, 10_000, 30_000)]
-        ['separable', 'coarse', 'star']
     """
     finer = (SEPARABLE.variance(d) / STAR.variance(d)) ** (d / 2)
     visits = 2 * (d + 1) * finer * touched

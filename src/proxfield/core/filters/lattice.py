@@ -11,6 +11,7 @@ by construction. Two blurs instead of one allow a finer lattice.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -180,6 +181,11 @@ class Separable:
         axes = range(len(self.next_to))
         return np.array([*reversed(axes), *axes])
 
+    def _along_axes(self, here: Floats, there: Floats) -> Iterator[tuple[Indices, Floats, Floats]]:
+        """Neighbors along one axis after another, from and into which array values are blurred."""
+        for k, axis in enumerate(self.there_and_back):
+            yield self.next_to[axis], *((here, there) if k % 2 == 0 else (there, here))
+
     def workspace(self, own: RowsByVertex, width: int, dtype: np.dtype[np.floating]) -> Floats:
         """What `rows` works in, for rows of ``width`` channels."""
         # (2 · groups of channels, n_vertices + 1 or more, LANES)
@@ -197,9 +203,11 @@ class Separable:
         together = groups if spare.nbytes <= CACHE_BYTES else 1  # else one by one, to stay in cache
         for p in range(0, groups, together):
             some = slice(p, p + together)
-            kernels.blur_planes(
-                self.next_to, self.there_and_back, self.share, planes[some], there[some]
-            )
+            main, other = planes[some].reshape(-1), there[some].reshape(-1)
+            for near, a, b in self._along_axes(main, other):
+                kernels.blur_axis(
+                    near, self.share, len(planes[some]), planes.shape[1] * LANES, a, b
+                )
         kernels.distribute(own.vertex, planes, rows.dtype.type(factor), rows)
         return rows
 
@@ -209,8 +217,11 @@ class Separable:
         here: The numbers; overwritten.  # (n_vertices + 1,)
         """
         here[self.n_vertices] = there[self.n_vertices] = 0.0
-        blur = kernels.blur_few if few else kernels.blur_one
-        blur(self.next_to, self.there_and_back, self.share, here, there)
+        if few:
+            kernels.blur_few(self.next_to, self.there_and_back, self.share, here, there)
+            return here
+        for near, a, b in self._along_axes(here, there):
+            kernels.blur_axis_one(near, self.share, a, b)
         return here
 
     def self_weights(self, points: Points, vertex: Indices, out: Floats) -> None:

@@ -25,14 +25,6 @@ class Operator:
         normalization: One of `NORMALIZATIONS`.
         self_message: Keep a_ii.
         mass: n_i where they are known already.  # (..., n, 1)
-
-    Example:
-        >>> import numpy as np
-        >>> from proxfield.core.filters.exact import ExactFilter
-        >>> a = Operator(ExactFilter([[0.0], [1.0]]), "none", self_message=False)
-        >>> a.apply(np.array([[1.0], [0.0]])).round(3)
-        array([[0.   ],
-               [0.607]])
     """
 
     def __init__(

@@ -23,10 +23,6 @@ class PixelPoints:
         channels: The image with its channels last; copied.  # (*pixels, channels)
         color: What channels are divided by.  # (channels,)
         origin: Where the first pixel lies in a larger image; by default at 0.  # (axes,)
-
-    Example:
-        >>> PixelPoints((2, 2), np.array([0.5, 1.0])).array().tolist()
-        [[0.0, 0.0], [0.0, 1.0], [0.5, 0.0], [0.5, 1.0]]
     """
 
     def __init__(

@@ -15,7 +15,7 @@ FORESTS = 8
 """Forests of a field, used in turn."""
 
 
-class Graph(NamedTuple):
+class FieldGraph(NamedTuple):
     """Who interacts with whom."""
 
     row: Ints  # starts of each variable's neighbors by pairwise energies  # (n + 1,)
@@ -31,11 +31,11 @@ class Forests(NamedTuple):
     start: Ints  # first entry of each  # (forests + 1,)
     node: NDArray[np.int32]  # variables, children before their parents
     above: NDArray[np.int32]  # the parent; −1 at roots
-    edge: Ints  # position of the parent in ``Graph.column``
+    edge: Ints  # position of the parent in ``FieldGraph.column``
     rest: NDArray[np.int32]  # usable variables that are in no forest
 
 
-def graph_of(lowered: Lowered) -> Graph:
+def graph_of(lowered: Lowered) -> FieldGraph:
     """The graph of a field whose terms are all lowered to tables."""
     n = lowered.layout.n_vars
     pairs = [t.edges for t in (lowered.ising, lowered.potts) if t is not None]
@@ -50,24 +50,17 @@ def graph_of(lowered: Lowered) -> Graph:
     slots = np.concatenate([np.zeros(0, np.int64), *(s.ravel() for s in larger)])
     member_row, order = group_positions(slots, n)
     member = np.repeat(np.arange(len(arity)), arity)[order]
-    return Graph(row, column, member_row, member.astype(np.int64), len(arity))
+    return FieldGraph(row, column, member_row, member.astype(np.int64), len(arity))
 
 
 def make_forests(
-    graph: Graph, usable: NDArray[np.bool_], count: int = FORESTS, seed: int = 0
+    graph: FieldGraph, usable: NDArray[np.bool_], count: int = FORESTS, seed: int = 0
 ) -> Forests:
     """Induced forests; a variable that one doesn't hold comes first in the next.
 
     Conditioned on everything else, the variables of a forest form trees: they can be sampled
     exactly, all at once. On sparse graphs every usable variable is in some forest; those of a
     dense graph (whose forests are small) that are in none are in ``rest``.
-
-    Example:
-        >>> import proxfield as pf
-        >>> path = pf.Field(3, n_labels=2, terms=[pf.Ising([[0, 1], [1, 2]], 1.0)]).lower()
-        >>> forests = make_forests(graph_of(path), np.ones(3, dtype=bool), count=1)
-        >>> forests.node.tolist(), forests.above.tolist()
-        ([0, 2, 1], [1, 1, -1])
     """
     from proxfield.core.compiled.graphs import induced_forest
 

@@ -272,12 +272,6 @@ def interaction_scale(lowered: Lowered) -> float:
     It is averaged over the variables that interact. The size of an interaction is the root mean
     square of its table without the mean of each row and column; that of J·s·t is |J|. Where nothing
     interacts, it is 0.
-
-    Example:
-        >>> import proxfield as pf
-        >>> field = pf.Field(5, n_labels=2).add(pf.Ising([[0, i] for i in range(1, 5)], 3.0))
-        >>> interaction_scale(field.lower())  # one variable has four neighbors, four have one
-        3.6
     """
     weighted = [t.weights for t in (lowered.ising, lowered.potts) if t is not None]
     weighted += [np.where(np.isfinite(f.tables), f.tables, 0.0) for f in lowered.factors]

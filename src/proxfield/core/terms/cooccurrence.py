@@ -196,7 +196,7 @@ class Cooccurrence(Term):
         return np.asarray(self.kappa * total[self.classes])
 
     def _absent_in(self, labels: Ints) -> NDArray[np.float64]:
-        """The same for a labelling.  # (m,)"""
+        """κ times the pixels that show each class in a labelling.  # (m,)"""
         shown = labels[self.first : self.first + self.pixels]
         return np.asarray(self.kappa * np.bincount(shown, minlength=self.n_labels)[self.classes])
 

@@ -23,7 +23,7 @@ from proxfield.errors import InputError, shown
 CORNER_BYTES = 150
 """Of a lattice while it is built, per corner of a point's simplex (one more than dimensions)."""
 VERTEX_BYTES = 170
-"""The same per vertex of the lattice: neighbors and values."""
+"""Of a lattice, per vertex: neighbors and values."""
 POINT_BYTES = 100
 """Scales, sums and temporary arrays per point."""
 

@@ -29,10 +29,6 @@ class Shift:
         shape: Pixels along each axis; they are numbered in C order.
         offset: From the first pixel of a pair to the second, along each axis; not all 0.
         first: The variable of the first pixel.
-
-    Example:
-        >>> Shift((2, 2), (0, 1)).edges().tolist()
-        [[0, 1], [2, 3]]
     """
 
     shape: tuple[int, ...]

@@ -21,16 +21,14 @@ class Names:
     """Names of a field's variables, of their labels, or of both.
 
     Numbers stay valid everywhere: a name is another way to say a number.
-
-    Args:
-        variables: One name per variable, all different; None without.
-        shared: Names of the labels, the same for all variables; None without.
-        each: Names of the labels, variable by variable; None without, and where they are shared.
     """
 
     variables: tuple[str, ...] | None = None
+    """One name per variable, all different; None without."""
     shared: tuple[str, ...] | None = None
+    """Names of the labels, the same for all variables; None without."""
     each: tuple[tuple[str, ...], ...] | None = None
+    """Names of the labels, variable by variable; None without, and where they are shared."""
 
     @classmethod
     def read(cls, names: Any, label_names: Any, cardinalities: Sequence[int] | Any) -> Names | None:
@@ -128,12 +126,7 @@ def _number(key: object, count: int, what: str, beyond: str) -> int:
 
 
 def listed(names: Iterable[str], longest: int = LONGEST_LIST) -> str:
-    """Some names, separated by commas, on one line of limited length.
-
-    Example:
-        >>> listed(["a", "b"]), listed([f"x{i}" for i in range(1000)], 12)
-        ('a, b', 'x0, x1, x2, …')
-    """
+    """Some names, separated by commas, on one line of limited length."""
     out: list[str] = []
     size = 0
     for name in names:

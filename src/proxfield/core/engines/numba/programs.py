@@ -39,7 +39,7 @@ from proxfield.core.engines.numba.state import CpuState
 from proxfield.core.engines.numba.terms import BinaryCpuTerm, CpuTerm, add_gradients
 from proxfield.core.engines.plan import Chains
 from proxfield.core.engines.reference import TINY
-from proxfield.core.lowering.forests import Graph, graph_of, make_forests
+from proxfield.core.lowering.forests import FieldGraph, graph_of, make_forests
 from proxfield.core.lowering.lowered import Lowered
 
 COUPLING_SCALE = 2.0**40
@@ -300,7 +300,7 @@ class BinaryProgram(CpuProgram[BinaryPack, BinaryArrays]):
 
     def _pack_forests(self, count: int, usable: NDArray[np.bool_]) -> BinaryForests:
         pack, none = self.sweep_pack, np.zeros(0, dtype=np.int64)
-        graph = Graph(pack.row, pack.column, np.zeros(self.n + 1, dtype=np.int64), none, 0)
+        graph = FieldGraph(pack.row, pack.column, np.zeros(self.n + 1, dtype=np.int64), none, 0)
         return pack_binary_forests(pack, make_forests(graph, usable, count))
 
     def _gradient(self, s: BinaryState, parts: Doubles) -> None:
@@ -399,7 +399,7 @@ class GeneralProgram(CpuProgram[GeneralPack, GeneralArrays]):
         return np.array(arrays, dtype=np.float64)
 
     @cached_property
-    def _graph(self) -> Graph:
+    def _graph(self) -> FieldGraph:
         """Who interacts with whom."""
         return graph_of(self.lowered)
 

@@ -178,22 +178,12 @@ def collect(start: Ints, member: Indices, rows: Floats, planes: Floats) -> None:
                     add_scaled(target, own + g * plane, source, at + g * LANES, 1.0)
 
 
-def blur_planes(next_to: Indices, order: Ints, side: float, planes: Floats, there: Floats) -> None:
-    """Blur planes along the axes of ``order`` (an even number of them), one after another.
-
-    A vertex keeps 1 − 2·side of itself and gets ``side`` of both neighbors.
-
-    next_to: (axes, vertices, 2); planes, there: (groups, vertices + 1 or more, 8)
-    """
-    main, spare = planes.reshape(-1), there.reshape(-1)
-    for k, axis in enumerate(order):
-        a, b = (main, spare) if k % 2 == 0 else (spare, main)
-        blur_axis(next_to[axis], side, len(planes), planes.shape[1] * LANES, a, b)
-
-
 @parallel_kernel
 def blur_axis(near: Indices, side: float, groups: int, stride: int, a: Floats, b: Floats) -> None:
-    """One axis; all planes in one loop, because a loop over threads takes time to start."""
+    """Blur along one axis: a vertex keeps 1 − 2·side of itself and gets ``side`` of both neighbors.
+
+    All planes in one loop, because a loop over threads takes time to start.
+    """
     n = len(near)
     middle = 1.0 - 2.0 * side
     tasks = (n + VERTICES - 1) // VERTICES
@@ -235,7 +225,7 @@ def blur_apart(
     next_to: tuple[Indices, ...], order: tuple[Ints, ...], side: Doubles, weight: Floats,
     rows: tuple[Floats, ...], bounds: Ints, spare: Floats,
 ) -> None:  # fmt: skip
-    """`collect`, `blur_planes` and `distribute` for several lattices at once.
+    """`collect`, blurs along all axes and `distribute` for several lattices at once.
 
     A task is eight channels of one lattice, which a thread takes all the way, so that none waits
     for another: for lattices that fit into caches, and at least as many tasks as threads.
@@ -377,13 +367,6 @@ def collect_some(
         vertices[v] = total
 
 
-def blur_one(next_to: Indices, order: Ints, side: float, here: Floats, there: Floats) -> None:
-    """`blur_planes` for one channel; the result is in ``here``."""
-    for k, axis in enumerate(order):
-        a, b = (here, there) if k % 2 == 0 else (there, here)
-        blur_axis_one(next_to[axis], side, a, b)
-
-
 @parallel_kernel
 def blur_axis_one(near: Indices, side: float, a: Floats, b: Floats) -> None:
     """One axis, for one channel."""
@@ -394,7 +377,7 @@ def blur_axis_one(near: Indices, side: float, a: Floats, b: Floats) -> None:
 
 @kernel
 def blur_few(next_to: Indices, order: Ints, side: float, here: Floats, there: Floats) -> None:
-    """`blur_one` on one thread: waking others for so little would cost more."""
+    """Blurs along all axes for one channel, on one thread: waking others would cost more."""
     for k in range(len(order)):
         a = here if k % 2 == 0 else there
         b = there if k % 2 == 0 else here
