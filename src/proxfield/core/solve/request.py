@@ -180,12 +180,7 @@ def choose_place(
 
 
 def choose_kernels(device: object, kernels: str | None, dtype: DTypeLike | None) -> tuple[str, str]:
-    """Names of the engine, with its device unless that is the host, and of the dtype.
-
-    Example:
-        >>> choose_kernels("cpu", None, None)
-        ('cpu', 'float64')
-    """
+    """Names of the engine, with its device unless that is the host, and of the dtype."""
     if type(device).__module__ == "torch":  # a torch.device, known without importing torch
         device = str(device)
     if not isinstance(device, str):

@@ -112,8 +112,7 @@ class Groups:
         """Give variables their cheapest labels as long as the energy falls."""
         share = 1.0
         for _ in range(GREEDY_TRIALS):
-            q = self.replaced(np.zeros(self.layout.size), np.arange(self.layout.n_vars), labels)
-            better = self.cheapest(q)
+            better = self.cheapest(one_hot(self.layout.offsets, labels))
             moving = np.flatnonzero(better != labels)
             if len(moving) == 0:
                 break

@@ -19,7 +19,7 @@ from proxfield.core.solve.search import tuned
 from proxfield.core.solve.session import Session
 from proxfield.core.solve.stationarity import Verdict
 from proxfield.core.terms.base import Doubles, Layout, offers
-from proxfield.errors import InputError, UnsupportedError, shown
+from proxfield.errors import InputError, UnsupportedError
 from proxfield.result import Status
 
 HALTED = (Status.INTERRUPTED, Status.STOPPED)
@@ -238,10 +238,7 @@ class Portfolio(Rule):
     rules: str = "anneal,momentum,adam,sweep"
 
     def _members(self) -> list[Rule]:
-        if not isinstance(self.rules, str):
-            raise InputError(
-                f"portfolio: rules={shown(self.rules)}, expected names separated by commas"
-            )
+        self._need("rules", isinstance(self.rules, str), "names separated by commas")
         names = [name.strip() for name in self.rules.split(",") if name.strip()]
         if not names:
             raise InputError("portfolio: rules is empty, expected names separated by commas")

@@ -30,12 +30,7 @@ RULES: Registry[type[Rule]] = Registry(
 
 
 def dense_rules() -> dict[str, type[Rule]]:
-    """The rules that run on dense fields with their default parameters.
-
-    Example:
-        >>> "fixed" in dense_rules(), "sweep" in dense_rules()
-        (True, False)
-    """
+    """The rules that run on dense fields with their default parameters."""
     return {name: rule for name, rule in RULES.items() if rule().suits_dense_fields}
 
 

@@ -116,8 +116,9 @@ class MinimumSearch(ChainSearch):
             last = done + sweeps / length > 0.99 or self.pace.left() <= 0.0
             after = 1.0 if last else done + sweeps / length
             room = tuned.END_SHARE * self.pace.left() / self.pace.sweep_seconds()
+            hot, cold = (float(self.hot * (self.cold / self.hot) ** part) for part in (done, after))
             chains = self._chains(
-                self.state, self._temperature(done), sweeps, self._temperature(after),
+                self.state, hot, sweeps, cold,
                 polish=int(np.clip(room, 1, tuned.POLISH_SWEEPS)) if last else 0,
             )  # fmt: skip
             self.state = self._round(chains, "sites", take=member if last else "").q
@@ -230,10 +231,6 @@ class MinimumSearch(ChainSearch):
         """STOPPED if the callback asks for it."""
         asked = self.loop.report(self.best_f, self.best_q.copy)
         return Status.STOPPED if asked else None
-
-    def _temperature(self, done: float) -> float:
-        """Of the cooling, after a share of it."""
-        return float(self.hot * (self.cold / self.hot) ** done)
 
     # ---- chains ----
 

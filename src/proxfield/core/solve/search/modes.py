@@ -19,6 +19,7 @@ from proxfield.core.common.logs import log
 from proxfield.core.common.memory import check_memory
 from proxfield.core.engines.plan import Chains
 from proxfield.core.solve.infer import accurate, finish, interrupted, solve
+from proxfield.core.solve.loop import Loop
 from proxfield.core.solve.request import Request, device_memory
 from proxfield.core.solve.rules.base import Outcome
 from proxfield.core.solve.rules.portfolio import HALTED, better_of, polish
@@ -278,12 +279,9 @@ class ModeSearch:
             with self.loop.clock():
                 session = work.session_of(cell, own, number + 1)
                 before = Outcome(cell.q, cell.free_energy, cell.status)
-                if work.lowered.hard:
-                    after = work.rule.improve(session, before)
-                else:
-                    after = work.rule.solve(session)
-                self.take(cell, better_of(session, before, after))
-                self.loop.iterations += own.iterations
+                hard, rule = work.lowered.hard, work.rule
+                after = rule.improve(session, before) if hard else rule.solve(session)
+                self.take(cell, own, better_of(session, before, after))
             self.report()
             if self.halted is not None:
                 return
@@ -308,11 +306,11 @@ class ModeSearch:
                 session = work.session_of(cell, own)
                 before = Outcome(cell.q, cell.free_energy, self.session.limit)
                 own.tell(cell.q, cell.free_energy)
-                self.take(cell, better_of(session, before, polish(session, cell.q)))
-                self.loop.iterations += own.iterations
+                self.take(cell, own, better_of(session, before, polish(session, cell.q)))
 
-    def take(self, cell: Cell, outcome: Outcome) -> None:
-        """Where a cell is now."""
+    def take(self, cell: Cell, own: Loop, outcome: Outcome) -> None:
+        """Where a cell is now, after the iterations of a loop of its own."""
+        self.loop.iterations += own.iterations
         cell.q, cell.free_energy = outcome.q, float(outcome.free_energy)
         cell.status = outcome.status
         if outcome.status in HALTED:

@@ -43,15 +43,6 @@ class Parts:
         row: Starts of each variable's neighbors.  # (n_vars + 1,)
         column: Neighbors.
         typical: How many parts the marginals compared of late had.
-
-    Example:
-        >>> import proxfield as pf
-        >>> field = pf.Field(4, n_labels=2).add(pf.Ising([[0, 1], [2, 3]], 1.0))
-        >>> parts = Parts(field.lower())
-        >>> parts.of(np.array([True, True, False, True]))
-        (array([ 0,  0, -1,  1], dtype=int32), 2)
-        >>> parts.best_labels(np.array([0, 0, 0, 1]), np.array([0, 1, 1, 1]))
-        (array([0, 1, 0, 1]), -2.0)
     """
 
     def __init__(self, lowered: Lowered) -> None:

@@ -45,18 +45,6 @@ class Patches:
         start: Where the variables of each patch start.  # (patches + 1,)
         variables: Variables of all patches, in order within each.  # (variables,)
         values: Their marginals, one after another.  # (entries,)
-
-    Example:
-        >>> import proxfield as pf
-        >>> field = pf.Field(6, 2).add(pf.Potts([[0, 1], [2, 3], [4, 5]], 2.0))
-        >>> lowered = field.add(pf.Unary([[0, 1]] * 2 + [[1, 0]] * 2 + [[0, 0]] * 2)).lower()
-        >>> bad = np.eye(2)[[1, 1, 1, 1, 0, 0]].ravel()
-        >>> other = np.eye(2)[[0, 0, 0, 0, 1, 1]].ravel()
-        >>> patches = Patches.between(Parts(lowered), bad, other[None])
-        >>> patches.evaluate(bad).change
-        array([-2.,  2.,  0.])
-        >>> patches.improve(bad).reshape(6, 2).argmax(1)
-        array([0, 0, 1, 1, 0, 0])
     """
 
     parts: Parts
