@@ -180,7 +180,7 @@ def measure(image: np.ndarray, kind: str, n_labels: int, tolerance: float, repea
     width = max(16, 1 << (n_labels - 1).bit_length())
     done = plan.pairs - plan.far_pairs * (1.0 - 1.0 / plan.tiles.block)
     exponentials = 1e3 * 0.5 * done / EXPONENTIALS
-    products = 1e3 * 2 * done * (plan.left.shape[1] + max(64, width)) / PRODUCTS
+    products = 1e3 * 2 * done * (plan.encoded.left.shape[1] + max(64, width)) / PRODUCTS
     median = float(np.median(times))
     return {
         "kind": kind,
@@ -192,7 +192,7 @@ def measure(image: np.ndarray, kind: str, n_labels: int, tolerance: float, repea
         "one channel ms": float(np.median(one)),
         "build ms": by_host(lambda: ExactPlan(features, tolerance)),
         "stages ms": stages(features, tolerance),
-        "computed": plan.kept,
+        "computed": plan.pairs / plan.n**2,
         "by centers": plan.far_pairs / float(n) ** 2,
         "weights a second": 1e3 * done / median,
         "over tolerance": weights_over(features, rows[:1024], tolerance),
@@ -215,7 +215,9 @@ def lattice(image: np.ndarray, kind: str, n_labels: int, repeats: int) -> dict:
     splat = timed(lambda: plan.splat(values), repeats)
     here = plan.splat(values)
     there = torch.empty_like(here)
-    blur = timed(lambda: plan._blur_axis(0, here, there), repeats)
+    share = plan.blur.share(plan.d)
+    sides = plan.next_to[0]
+    blur = timed(lambda: plan._blur(1 - 2 * share, share, sides, here, there), repeats)
     cut = timed(lambda: plan._slice(here), repeats)
     return {
         "kind": kind,
@@ -299,7 +301,7 @@ def scan(image: np.ndarray, kind: str, n_labels: int, repeats: int) -> list[dict
         try:
             plan = ExactPlan(features, tiles=tiles)
             ms = float(np.median(timed(lambda plan=plan: plan.apply(values), repeats)))
-            line = {"ms": ms, "computed": plan.kept}
+            line = {"ms": ms, "computed": plan.pairs / plan.n**2}
         except Exception as error:  # a cut may not fit
             line = {"failed": f"{type(error).__name__}: {error}"[:200]}
         found.append({"kind": kind, "tiles": str(tiles), "exponentials": exponentials, **line})

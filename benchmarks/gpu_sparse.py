@@ -563,7 +563,7 @@ def small_seconds(program: Any, trace: bool, options: argparse.Namespace) -> flo
 def launches(options: argparse.Namespace) -> list[dict[str, Any]]:
     """A field of 40 variables, and a medium one: all in one launch, graphs, single launches."""
     import proxfield as pf
-    from proxfield.core.engines.triton import state
+    from proxfield.core.engines.triton import device_pack as state
     from proxfield.core.engines.triton.program import GpuProgram
 
     rng = np.random.default_rng(2)

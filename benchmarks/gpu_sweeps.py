@@ -84,22 +84,19 @@ def least_bytes(sweeper: Sweeper) -> int:
 
 
 def time_sweep(name: str, lowered: Lowered, dtype: str) -> None:
-    """A colored sweep, without and with θ and the change of F."""
+    """A colored sweep, without and with the change of F."""
     start = time.perf_counter()
     sweeper = Sweeper(lowered, dtype)
     packed = time.perf_counter() - start
     visits = sweeper.colors
     q = torch.tensor(uniform(lowered), dtype=sweeper.dtype, device=sweeper.device)
-    theta = torch.zeros_like(q)
     betas = torch.ones((1, 1), dtype=torch.float64, device=q.device)
     turns = sweeper.turns(visits, betas)
     plain = median(lambda: sweeper.visit(q, visits, turns, VisitKind()))
-    whole = median(
-        lambda: sweeper.visit(q, visits, turns._replace(theta=theta), VisitKind(delta=True))
-    )
+    whole = median(lambda: sweeper.visit(q, visits, turns, VisitKind(delta=True)))
     show(
         f"colored sweep, {name}", dtype=dtype, groups=len(visits.parts) - 1, pack_s=packed,
-        ms=1e3 * plain, ms_with_theta_and_f=1e3 * whole,
+        ms=1e3 * plain, ms_with_f=1e3 * whole,
         gb_per_s=least_bytes(sweeper) / whole / 1e9,
         free_energy_ms=1e3 * median(lambda: sweeper.free_energy(q)), **shape_of(sweeper),
     )  # fmt: skip
@@ -131,7 +128,7 @@ def time_orders(side: int) -> None:
             f"strict sweep, {name} order, {side}x{side}",
             levels=None if visits.starts is None else len(visits.starts) - 1,
             prepare_s=prepare,
-            ms=1e3 * median(lambda order=order: sweeper.sweep(q, None, order), 3),
+            ms=1e3 * median(lambda order=order: sweeper.sweep(q, order), 3),
         )
     kept, sweep_module.GROUPED_FROM = sweep_module.GROUPED_FROM, 10**9
     fresh = Sweeper(lowered, "float32")

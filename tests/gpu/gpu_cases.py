@@ -84,12 +84,11 @@ def missed(plan: Any) -> dict[str, float]:
     t, columns = plan.tiles, plan.padded // plan.tiles.block
     held = torch.zeros((plan.padded // t.row, columns + 1), dtype=torch.bool)
     near = torch.zeros_like(held)
-    items = (plan.item_row, plan.item_start, plan.item_far, plan.item_count)
-    for row, start, far, count in zip(*(x.tolist() for x in items), strict=True):
+    for row, start, far, count in zip(*(x.tolist() for x in plan.items), strict=True):
         held[row, plan.blocks[start : start + count].long()] = True
         near[row, plan.blocks[start + far : start + count].long()] = True
     size = plan.padded
-    exponent = plan.left[:size].double() @ plan.right[:size].double().T
+    exponent = plan.encoded.left[:size].double() @ plan.encoded.right[:size].double().T
     if plan.scaled:
         exponent = (exponent - ORIGIN) / 1024
     weight = 2.0 ** (exponent - BIAS)

@@ -11,8 +11,7 @@ from device_terms import INTERPRETED, needs_device, poisoned
 
 import proxfield as pf
 from proxfield.core.engines.triton.dense_call import KEPT
-from proxfield.core.filters.triton.lattice import LatticePlan
-from proxfield.core.filters.triton.lattice_build import build
+from proxfield.core.filters.triton.lattice import LatticePlan, build
 from proxfield.core.solve import whole as module
 
 torch = pytest.importorskip("torch", reason="needs torch")

@@ -19,7 +19,7 @@ from device_terms import (
 from lattice_reference import lattice_factors, lattice_matrix, suitable_blur
 from proxfield.core.filters.geometry import COARSE, SEPARABLE, STAR, Blur
 from proxfield.core.filters.torch.plans import DeviceLattice
-from proxfield.core.filters.triton import lattice_build, segments
+from proxfield.core.filters.triton import lattice, segments
 from proxfield.core.filters.triton.lattice import LatticePlan
 from proxfield.core.filters.triton.segments import SegmentSum
 from proxfield.errors import InputError
@@ -112,7 +112,7 @@ def test_channels_do_not_mix(c: int) -> None:
 def test_long_lists_are_added_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many points at one vertex: pieces of pieces."""
     monkeypatch.setattr(segments, "PIECE", 4)
-    monkeypatch.setattr(lattice_build, "POINTS_PER_PASS", 40)
+    monkeypatch.setattr(lattice, "POINTS_PER_PASS", 40)
     features = cloud(90, 2, 0.02)
     features[50:] += 3.0
     expected = lattice_matrix(features)
@@ -162,7 +162,7 @@ def test_bad_and_empty_input() -> None:
 )
 def test_the_reference_chooses_the_same_blur(d: int, spread: float, kind: Blur) -> None:
     features = cloud(40_000, d, spread)
-    chosen = lattice_build.suitable_blur(torch.from_numpy(features).to(DEVICE))
+    chosen = LatticePlan(torch.from_numpy(features).to(DEVICE)).blur
     assert chosen is suitable_blur(features) is kind
 
 

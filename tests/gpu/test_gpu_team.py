@@ -155,9 +155,9 @@ def test_some_fields_stay_and_some_are_empty() -> None:
 def test_many_updates_in_several_launches_and_a_slot_used_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from proxfield.core.engines.triton import state as states
+    from proxfield.core.engines.triton import batch as module
 
-    monkeypatch.setattr(states, "CAPACITY", 3)
+    monkeypatch.setattr(module, "CAPACITY", 3)
     fields, plan = grids(9, 7), plan_of(Kind.MOMENTUM, 81 + 49)
     batch = batch_of(fields)
     starts = [marginals_of(low, k) for k, low in enumerate(fields)]

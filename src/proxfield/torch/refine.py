@@ -10,7 +10,7 @@ import numpy as np
 from proxfield.core.common.records import Record
 from proxfield.core.devices.cuda import torch, triton
 from proxfield.core.devices.tensors import Tensor
-from proxfield.core.engines.triton.dense_call import CallKey, DenseFound, program_of
+from proxfield.core.engines.triton.dense_call import KEPT, CallKey, DenseFound
 from proxfield.core.filters.torch.ops import require_tensor
 from proxfield.core.solve.whole import (
     MAX_LABELS,
@@ -142,7 +142,7 @@ def _on_device(
         return None  # labels, as it seems: the host takes them for that
     unary = p.clamp(min=clip).log().neg()
     channels = None if image is None else channels_of(image.detach(), frame)
-    call = program_of(frame.key, frame.points)
+    call = KEPT.get(frame.key, frame.points)
     if any(needs_diagonal(made.kind, made.key) for made in call.terms):
         return None
     found = call.run(unary, [None if x.channels is None else channels for x in frame.points])

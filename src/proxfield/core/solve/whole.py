@@ -102,7 +102,7 @@ def infer_whole(field: Field, request: Request) -> Result | None:
     )
     loop = Loop(Limits(updates, request.tolerance), None, request.trace, now=request.now)
     try:
-        call = dense_call.program_of(key, points)
+        call = dense_call.KEPT.get(key, points)
         if any(needs_diagonal(made.kind, made.key) for made in call.terms):
             return None
         images = [p.channels for p in points]

@@ -33,13 +33,9 @@ Masks = Sequence[NDArray[Any]]
 
 
 class OccupancyFrames:
-    """`Occupancy` terms with the same silhouettes and parameters on a device, as one term.
+    """`Occupancy` terms with the same `frame_key`, one per frame, on a device as one term.
 
-    Args:
-        terms: One per frame; see `frame_key`.
-        layout: Layout of one frame's field.
-        dtype: "float32" or "float64": of marginals, gradients and weights.
-        device: A device of torch.
+    Frames have the same ``layout``.
     """
 
     capturable = True
@@ -61,9 +57,8 @@ class OccupancyFrames:
             return
         self.plan = plan = plan_for(first.silhouettes, self.device)
         real = {"dtype": torch.float64, "device": self.device}
-        self.image = torch.zeros(
-            (self.frames, plan.size), dtype=getattr(torch, dtype), device=self.device
-        )
+        kind = {"dtype": getattr(torch, dtype), "device": self.device}
+        self.image = torch.zeros((self.frames, plan.size), **kind)
         """Weights w, or 1 − 2B.  # (frames, size)"""
         self.weighing = weighing(first)
         self.dtype = dtype
@@ -71,7 +66,6 @@ class OccupancyFrames:
         self.limits = torch.tensor([SMALLEST, np.log(DIRECT_BELOW[dtype])], **real)
         self.blocks = -(-self.n // LOGS_BLOCK)
         self.counts = torch.tensor([self.blocks], dtype=torch.int32, device=self.device)
-        kind = {"dtype": getattr(torch, dtype), "device": self.device}
         self.logs = torch.zeros((self.frames, self.n), **kind)
         self.flags = torch.zeros((self.frames, self.blocks), dtype=torch.int32, device=self.device)
         bands = sum(group.band_count for group in plan.groups)
@@ -97,22 +91,10 @@ class OccupancyFrames:
         self.set_terms(terms)
 
     @staticmethod
-    def accepts(term: Occupancy) -> bool:
-        """Whether every camera's silhouettes are rectangles."""
-        return all(type(s) is Boxes for s in term.silhouettes)
-
-    @staticmethod
     def frame_key(term: Occupancy) -> Hashable:
         """What terms have in common that can be one."""
         parameters = (term.miss, term.false_alarm, term.strength, term.variance, term.floor)
         return (type(term), term.n_locations, term.first, *map(id, term.silhouettes), *parameters)
-
-    @staticmethod
-    def together(
-        terms: Sequence[Occupancy], layout: Layout, dtype: str, device: TorchDevice
-    ) -> OccupancyFrames:
-        """Terms with the same key as one."""
-        return OccupancyFrames(terms, layout, dtype, device)
 
     @staticmethod
     def kept_with(term: Occupancy, device: TorchDevice) -> dict[Hashable, Any]:
@@ -128,11 +110,7 @@ class OccupancyFrames:
         self.set_masks([term.compact for term in terms])
 
     def set_masks(self, frames: Sequence[Masks]) -> None:
-        """Replace the masks of all frames; silhouettes and parameters stay.
-
-        Args:
-            frames: Of each frame, the masks of its cameras.
-        """
+        """Replace the masks of all frames' cameras; silhouettes and parameters stay."""
         plan = self.plan
         if len(frames) != self.frames:
             raise InputError(f"masks of {len(frames)} frames, expected {self.frames}")
@@ -182,15 +160,7 @@ class OccupancyFrames:
     # ---- value and gradient ----
 
     def add_gradient(self, q: Tensor, out: Tensor) -> Tensor:
-        """Add dE/dq at ``q`` to ``out``.
-
-        Args:
-            q: Marginals of all frames, one after another.  # (frames · size,)
-            out: Changed in place, of the same type.  # (frames · size,)
-
-        Returns:
-            The energy of each frame, on the device.  # (frames,) float64
-        """
+        """As a `DeviceTerm`, of all frames one after another.  # (frames,) float64"""
         plan = self.plan
         if plan is None:
             return torch.zeros(self.frames, dtype=torch.float64, device=q.device)
@@ -248,6 +218,13 @@ class OccupancyFrames:
 
 class OccupancyOnDevice(OccupancyFrames):
     """An `Occupancy` term on a device; see `DeviceTerm`."""
+
+    frames_class = OccupancyFrames
+
+    @staticmethod
+    def accepts(term: Occupancy) -> bool:
+        """Whether every camera's silhouettes are rectangles."""
+        return all(type(s) is Boxes for s in term.silhouettes)
 
     def __init__(self, term: Occupancy, layout: Layout, dtype: str, device: TorchDevice) -> None:
         super().__init__([term], layout, dtype, device)

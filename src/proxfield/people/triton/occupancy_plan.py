@@ -58,14 +58,9 @@ class Group:
     """
 
     def __init__(
-        self,
-        cameras: Sequence[Boxes],
-        first: int,
-        offset: int,
-        line: int,
-        pixel: int,
+        self, cameras: Sequence[Boxes], first: int, offset: int, line: int, pixel: int,
         device: TorchDevice,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.first, self.offset, self.line, self.device = first, offset, line, device
         self.band = BAND
         self.count = len(cameras)
@@ -152,12 +147,7 @@ class Group:
         return {"SHAPE": shape, "num_warps": min(16, max(4, self.width // 128))}
 
     def scatter(self, logs: Tensor, diff: Tensor) -> None:
-        """Differences of Σ log p_i, of some frames.
-
-        Args:
-            logs: # (frames, n)
-            diff: Written where corners lie; 0 elsewhere.  # (frames, size)
-        """
+        """Differences of Σ log p_i, written where corners lie.  # (frames, n), (frames, size)"""
         frames, n = logs.shape
         crowded = -(-self.crowded // CROWDED_CELLS)
         blocks = crowded + -(-(self.cells - self.crowded) // CELLS)
@@ -175,12 +165,7 @@ class Group:
 
 
 class ScenePlan:
-    """The silhouettes of all cameras on a device.
-
-    Args:
-        silhouettes: Of each camera.
-        device: A device of torch.
-    """
+    """The silhouettes of all cameras on a device."""
 
     def __init__(self, silhouettes: Sequence[Boxes], device: TorchDevice) -> None:
         self.device = torch.device(device)

@@ -16,26 +16,25 @@ from proxfield.core.devices.cuda import torch
 from proxfield.core.devices.tensors import Tensor, TorchDevice, TorchDtype
 from proxfield.core.engines.base import ROUNDING_FACTOR, Batch, Rows, slack
 from proxfield.core.engines.plan import Update
-from proxfield.core.engines.triton import state as states
 from proxfield.core.engines.triton.binary_pack import BinaryTensors
 from proxfield.core.engines.triton.device_pack import (
+    CAPACITY,
+    LENGTHS,
+    LENGTHS_WITH_TERMS,
+    BatchState,
+    Graphs,
     Joined,
+    Natural,
+    Slot,
     Tensors,
+    V,
+    default_device,
     download,
     from_numpy,
     upload,
 )
 from proxfield.core.engines.triton.general_pack import GeneralTensors
 from proxfield.core.engines.triton.planes_pack import PlaneTensors, suits
-from proxfield.core.engines.triton.state import (
-    LENGTHS,
-    LENGTHS_WITH_TERMS,
-    BatchState,
-    Graphs,
-    Natural,
-    Slot,
-    default_device,
-)
 from proxfield.core.engines.triton.update import binary, board
 from proxfield.core.engines.triton.update.kinds import LOOK, RuleForm
 from proxfield.core.lowering.lowered import Lowered
@@ -66,16 +65,15 @@ class BatchProgram(Batch[Update, BatchState]):
 
     Fields may differ in everything but must all be binary Ising fields to run on the compact
     kernels. Small fields run many updates inside one launch, on one multiprocessor each or
-    (see `binary.SmallFields`) on several.
+    (see `binary.SmallFields`) on several. Sums are float64.
 
     Args:
         lowereds: The fields.
-        dtype: Type of the state, "float32" or "float64"; sums are float64.
+        dtype: Type of the state.
         device: A CUDA device.
         form: How to store couplings, for tests; see the packs.
-        terms: Makes the terms that are iterated on their own (see `terms.base`), for a type. With
-            several fields, of the same size, each term is of all of them: it gives an energy for
-            each field.
+        terms: Makes the terms that are iterated on their own, for a type. With several fields, of
+            the same size, each term gives an energy for each field.
     """
 
     def __init__(
@@ -132,41 +130,38 @@ class BatchProgram(Batch[Update, BatchState]):
         real = {"dtype": torch.float64, "device": device}
         spins = self.stride + 16 if self.binary and self.small else 1  # read past by empty fields
         n = max(1, self.joined.n)
+        own = {"dtype": kind, "device": device}
         slot = Slot(
             stride=self.stride,
-            buffers=torch.zeros((board.BUFFERS, self.stride), dtype=kind, device=device),
-            spins=torch.zeros((board.BUFFERS, spins), dtype=kind, device=device),
+            buffers=torch.zeros((board.BUFFERS, self.stride), **own),
+            spins=torch.zeros((board.BUFFERS, spins), **own),
             board=torch.zeros((self.fields, board.BOARD), dtype=torch.int32, device=device),
             numbers=torch.zeros((self.fields, board.BOARD), **real),
             parameters=torch.zeros(board.PARAMETERS, **real),
-            step=torch.ones(n, dtype=kind, device=device),
-            safe=torch.ones(n, dtype=kind, device=device),
+            step=torch.ones(n, **own),
+            safe=torch.ones(n, **own),
             parts=torch.zeros((max(1, self.pack.n_blocks), 2), **real),
-            out=torch.zeros((2, self.fields, states.CAPACITY), **real),
+            out=torch.zeros((2, self.fields, CAPACITY), **real),
             graphs=Graphs(device, LENGTHS_WITH_TERMS if self.terms else LENGTHS),
         )
         self._slots.add(slot)
         self._set_constants(slot)
         if self.terms:
-            slot.shift = torch.zeros(self.stride, dtype=kind, device=device)
-            slot.q = torch.zeros(self.joined.size, dtype=kind, device=device)
+            slot.shift = torch.zeros(self.stride, **own)
+            slot.q = torch.zeros(self.joined.size, **own)
         return slot
 
     def start(self, q: Sequence[Floats]) -> BatchState:
         """A state at the marginals of each field."""
-        if not len(q):
-            return self.start_from(torch.zeros(0, dtype=torch.float64, device=self.device))
-        return self.start_from(
-            upload([np.asarray(each) for each in q], self.device).to(torch.float64)
-        )
+        arrays = [np.asarray(each) for each in q] or [np.zeros(0)]
+        return self.start_from(upload(arrays, self.device).to(torch.float64))
 
     def start_from(self, q: Tensor) -> BatchState:
         """A state at the marginals of all fields, as one tensor.  # (size,)"""
         pending = np.zeros(self.fields, dtype=bool)
         if self.any_gone:
             weight = (self.gone & (q > 1e-30)).cpu().numpy()
-            entry = self.joined.offsets[self.joined.bounds]
-            pending = np.array([bool(weight[a:b].any()) for a, b in pairwise(entry)])
+            pending = np.array([bool(some.any()) for some in self._by_field(weight)])
         state = BatchState(self._slot(), self._pool, pending)
         self.set_marginals(state, q)
         for moment in (state.slot.u, state.slot.v):
@@ -195,13 +190,8 @@ class BatchProgram(Batch[Update, BatchState]):
             getattr(new, name).copy_(getattr(old, name))
         for name in ("u", "v"):
             held = getattr(old, name)
-            if held is None:
-                if getattr(new, name) is not None:
-                    getattr(new, name).zero_()
-            elif getattr(new, name) is None:
-                setattr(new, name, held.clone())
-            else:
-                getattr(new, name).copy_(held)
+            if held is not None or getattr(new, name) is not None:
+                self._moment(new, name).copy_(torch.zeros(()) if held is None else held)
         out.extra = {k: v.clone() if hasattr(v, "clone") else v for k, v in state.extra.items()}
         return out
 
@@ -222,27 +212,34 @@ class BatchProgram(Batch[Update, BatchState]):
         size = torch.maximum(finite_size(g), finite_size(self.unary))
         eps = float(np.finfo(self.dtype).eps)
         rounding = ROUNDING_FACTOR * eps * q * (1.0 - q) * size
+        gaps, roundings = (
+            np.array([some.max(initial=0.0) for some in self._by_field(values.cpu().numpy())])
+            for values in (gap, rounding)
+        )
+        return gaps, roundings
+
+    def _by_field(self, values: NDArray[V]) -> list[NDArray[V]]:
+        """Entries of all fields as those of each."""
         entry = self.joined.offsets[self.joined.bounds]
-        both = torch.stack([gap, rounding]).cpu().numpy()
-        worst = [both[:, a:b].max(axis=1, initial=0.0) for a, b in pairwise(entry)]
-        return np.array([w[0] for w in worst]), np.array([w[1] for w in worst])
+        return [values[a:b] for a, b in pairwise(entry)]
 
     def _buffer(self, state: BatchState, ago: int = 0) -> Tensor:
-        """The natural parameters some updates ago, without asking the device which they are."""
-        slot = state.slot
+        """The natural parameters of all fields some updates ago."""
         if self.held:
-            return slot.buffers[0, self.inside]
+            return state.slot.buffers[0, self.inside]
+        return self._present(state.slot, ago)
+
+    def _present(self, slot: Slot, ago: int = 0) -> Tensor:
+        """The same by operations that a graph can hold, without asking the device for ticks."""
+        which = (slot.board[:, board.TICK].long() + board.BUFFERS - ago) % board.BUFFERS
         if self.fields == 1:
-            value = slot.buffers[self._which(slot, ago)[0], self.inside]
+            value = slot.buffers.index_select(0, which)[0, self.inside]
             return self.pack.listed(value) if isinstance(self.pack, PlaneTensors) else value
         if self.equal:
-            return self._present(slot, ago)
-        entries = self._field_of_entries
+            fields = slot.buffers[:, self.inside].unflatten(1, (self.fields, -1))
+            return fields[which, self._each].ravel()  # each has its own buffer
         at = torch.arange(self.per_state, device=self.device)
-        return slot.buffers[self._which(slot, ago)[entries], at]
-
-    def _which(self, slot: Slot, ago: int) -> Tensor:
-        return (slot.board[:, board.TICK].long() + board.BUFFERS - ago) % board.BUFFERS
+        return slot.buffers[which[self._field_of_entries], at]
 
     @cached_property
     def _field_of_entries(self) -> Tensor:
@@ -266,9 +263,7 @@ class BatchProgram(Batch[Update, BatchState]):
 
     def marginals_each(self, state: BatchState) -> list[NDArray[np.float64]]:
         """Marginals of each field, on the host."""
-        q = download(self.tensor(state, torch.float64))
-        entry = self.joined.offsets[self.joined.bounds]
-        return [q[a:b] for a, b in pairwise(entry)]
+        return self._by_field(download(self.tensor(state, torch.float64)))
 
     # ---- updates ----
 
@@ -279,24 +274,10 @@ class BatchProgram(Batch[Update, BatchState]):
         self.free_energy_each(scratch)
 
     def advance_each(
-        self,
-        state: BatchState,
-        plan: Update,
-        n: int,
-        tol: float,
-        trace: bool,
+        self, state: BatchState, plan: Update, n: int, tol: float, trace: bool,
         wanted: NDArray[np.bool_] | None = None,
-    ) -> list[Rows]:
-        """Up to ``n`` updates of each field; each stops after one that changed under ``tol``.
-
-        Args:
-            state: Where the fields stand; changed in place.
-            plan: How they move: steps of all variables, numbered through.
-            n: Maximum number of updates.
-            tol: The change of q under which a field is done.
-            trace: Is F of every state wanted?
-            wanted: Which fields to move (all by default); the others stay.  # (fields,)
-        """
+    ) -> list[Rows]:  # fmt: skip
+        """See `Updates`; steps of a plan are those of all variables, numbered through."""
         if plan.watches and not plan.proximal:
             raise UnsupportedError("steps that look at F are for proximal updates")
         if plan.search is not None and self.small:
@@ -306,11 +287,11 @@ class BatchProgram(Batch[Update, BatchState]):
         if wanted is not None:
             active &= wanted
         left = n
-        if n > 0 and not self.joined.n:
-            return [self._empty() for _ in range(self.fields)]
+        if n > 0 and not self.joined.n:  # a field without variables doesn't change
+            return [Rows(np.array([np.nan]), np.zeros(1), 0.0) for _ in range(self.fields)]
         while active.any():
             # the first update clears impossible labels; F exists from then on
-            some = 1 if state.pending.any() else min(left, states.CAPACITY)
+            some = 1 if state.pending.any() else min(left, CAPACITY)
             self._upload(state, plan, some, tol, active)
             self._launch(state.slot, plan, trace or plan.watches, some)
             found = self._fetch(state, plan, some)
@@ -353,10 +334,6 @@ class BatchProgram(Batch[Update, BatchState]):
         """The field of each variable, on the device.  # (n,)"""
         return torch.as_tensor(self.joined.owner()).to(self.device)
 
-    def _empty(self) -> Rows:
-        """A field without variables doesn't change."""
-        return Rows(np.array([np.nan]), np.zeros(1), 0.0)
-
     def _upload(
         self, state: BatchState, plan: Update, n: int, tol: float, active: NDArray[np.bool_]
     ) -> None:
@@ -368,21 +345,18 @@ class BatchProgram(Batch[Update, BatchState]):
         if state.pending.any():
             infinite = torch.as_tensor(state.pending).to(self.device)
             slot.numbers[:, board.CONSTANT] = torch.where(infinite, np.inf, self.pack.constants)
-        numbers = np.zeros(board.PARAMETERS)
-        numbers[board.BETA] = plan.inverse_temperature
-        numbers[board.GAMMA1], numbers[board.GAMMA2] = plan.gamma1, plan.gamma2
-        numbers[board.EPSILON] = plan.epsilon
-        numbers[board.TOL] = tol
-        numbers[board.STEP], numbers[board.INVERSE] = plan.step[0], 1.0 / plan.step[0]
-        numbers[board.SLACK] = slack(0.0, np.dtype(self.dtype))
-        if plan.search is not None:
-            search, size = plan.search, slot.numbers[:, board.SIZE]
-            numbers[board.GROWTH] = search.growth
-            numbers[board.SHRINKAGE] = search.shrinkage
-            numbers[board.LARGEST] = search.largest
+        search, step = plan.search, plan.step[0]
+        tried = (0.0, 0.0, 0.0)
+        if search is not None:
+            tried = (search.growth, search.shrinkage, search.largest)
+            size = slot.numbers[:, board.SIZE]
             size.copy_(torch.where(size > 0, size, search.first))
             self._set_step(slot)
-        slot.parameters.copy_(torch.as_tensor(numbers))
+        numbers = (  # in the order of `board`
+            plan.inverse_temperature, plan.gamma1, plan.gamma2, plan.epsilon, tol, step,
+            slack(0.0, np.dtype(self.dtype)), 1.0 / step, *tried,
+        )  # fmt: skip
+        slot.parameters.copy_(torch.tensor(numbers, dtype=torch.float64))
         if slot.plan is not plan:
             slot.plan = plan
             slot.flat = plan.search is None and bool((plan.step == plan.step[0]).all())
@@ -393,14 +367,20 @@ class BatchProgram(Batch[Update, BatchState]):
                 slot.step.copy_(from_numpy(plan.step))
                 slot.safe.copy_(from_numpy(safe))
         for name in plan.kind.moment_names:
-            if getattr(slot, name) is None:
-                zeros = torch.zeros(self.stride, dtype=self.tensors.dtype, device=self.device)
-                setattr(slot, name, zeros)
+            self._moment(slot, name)
+
+    def _moment(self, slot: Slot, name: str) -> Tensor:
+        """A slot's moment, made if there is none yet."""
+        if getattr(slot, name) is None:
+            zeros = torch.zeros(self.stride, dtype=self.tensors.dtype, device=self.device)
+            setattr(slot, name, zeros)
+        held: Tensor = getattr(slot, name)
+        return held
 
     def _launch(self, slot: Slot, plan: Update, trace: bool, n: int) -> None:
         flat, search = slot.flat and not plan.adaptive, plan.search is not None
         rule = RuleForm(int(plan.kind), plan.adaptive, trace, flat, self.pack.hard)
-        if self.small:
+        if self.small and not isinstance(self.pack, PlaneTensors):
             self.pack.run(slot, rule)
             return
 
@@ -451,30 +431,15 @@ class BatchProgram(Batch[Update, BatchState]):
         energies = [term.add_gradient(slot.q, shift) for term in self.terms]
         slot.numbers[:, board.EXTRA] = sum(energies[1:], energies[0].to(torch.float64))
 
-    def _present(self, slot: Slot, ago: int = 0) -> Tensor:
-        """The natural parameters of all fields, by operations that a graph can hold."""
-        if self.fields == 1:
-            return slot.buffers.index_select(0, self._which(slot, ago))[0, self.inside]
-        fields = slot.buffers[:, self.inside].unflatten(1, (self.fields, -1))
-        return fields[self._which(slot, ago), self._each].ravel()  # each has its own buffer
-
     def _fetch(self, state: BatchState, plan: Update, n: int) -> list[Rows]:
         """The rows of each field: one copy to the host."""
         slot = state.slot
         twice = slot.numbers[:, board.TWICE] if self.held else self._twice(state, plan)
-        found = torch.cat(
-            [
-                slot.board[:, board.ROW].double()[:, None],
-                twice[:, None],
-                slot.out[0, :, :n],
-                slot.out[1, :, :n],
-            ],
-            1,
-        ).cpu()
+        count = slot.board[:, board.ROW].double()[:, None]
+        found = torch.cat([count, twice[:, None], *slot.out[:, :, :n]], 1).cpu()
         rows = []
         for line in found.numpy():
-            count = int(line[0])
-            f, change = line[2 : 2 + count].copy(), line[2 + n : 2 + n + count].copy()
+            f, change = (line[at : at + int(line[0])].copy() for at in (2, 2 + n))
             rows.append(Rows(f, change, float(line[1])))
         return rows
 
@@ -509,13 +474,7 @@ class BatchProgram(Batch[Update, BatchState]):
     # ---- looking ----
 
     def set_unary(self, unary: Tensor) -> None:
-        """Replace the unary energies of all fields.
-
-        States at hand see the new energies too; the fields' own arrays stay as they were.
-
-        Args:
-            unary: # (size,)
-        """
+        """Replace the unary energies of all fields, also for states at hand.  # (size,)"""
         self.version += 1
         # a copy: what the caller does with the tensor, or we with ours, doesn't matter
         self.unary = unary.detach().to(self.device, copy=True).to(torch.float64)
@@ -560,20 +519,15 @@ class BatchProgram(Batch[Update, BatchState]):
         return out
 
     def look(self, q: Tensor) -> tuple[Tensor, Tensor]:
-        """F of each field and dE/dq at normalized marginals, all in float64.
+        """F of each field and dE/dq at marginals, in float64.  # (size,) -> (fields,), (size,)
 
-        Args:
-            q: # (size,)
-
-        Returns:
-            F (fields,) and the gradient (size,), on the device. For binary fields a variable's
-            gradient is that of its unary energies' mean plus and minus half the difference.
+        For binary fields a variable's gradient is that of its unary energies' mean plus and minus
+        half the difference.
         """
         me = self.exact
         state = me.start_from(q)
         slot = state.slot
-        if slot.u is None:
-            slot.u = torch.zeros(me.stride, dtype=torch.float64, device=self.device)
+        gradient = me._moment(slot, "u")
         slot.board[:, board.LIMIT] = 1
         slot.parameters.fill_(1.0)
         slot.plan = None
@@ -581,7 +535,7 @@ class BatchProgram(Batch[Update, BatchState]):
             me._step(slot, RuleForm(LOOK, False, True, True, me.pack.hard))
         else:
             slot.out[0, :, 0] = slot.numbers[:, board.CONSTANT]
-        f, g = slot.out[0, :, 0].clone(), slot.u[: me.per_state].clone()
+        f, g = slot.out[0, :, 0].clone(), gradient[: me.per_state].clone()
         if isinstance(me.pack, PlaneTensors):
             g = me.pack.listed(g)
         if self.binary:
@@ -601,11 +555,9 @@ def finite_size(values: Tensor) -> Tensor:
 
 
 def _join(rows: list[Rows]) -> Rows:
-    if len(rows) == 1:
-        return rows[0]
-    none = [np.zeros(0)]
+    rows = rows or [Rows(np.zeros(0), np.zeros(0))]
     return Rows(
-        np.concatenate(none + [r.free_energy for r in rows]),
-        np.concatenate(none + [r.change for r in rows]),
-        rows[-1].period2 if rows else np.inf,
+        np.concatenate([r.free_energy for r in rows]),
+        np.concatenate([r.change for r in rows]),
+        rows[-1].period2,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from proxfield.core.engines.plan import Kind
 from proxfield.core.engines.triton.device_pack import (
     Blocks,
     Joined,
+    Slot,
     Tensors,
     power_of_two,
     processors,
@@ -20,9 +20,6 @@ from proxfield.core.engines.triton.device_pack import (
 from proxfield.core.engines.triton.update import binary, board
 from proxfield.core.engines.triton.update.kinds import RuleForm
 from proxfield.core.terms.base import Doubles, Ints
-
-if TYPE_CHECKING:
-    from proxfield.core.engines.triton.state import Slot
 
 ONE_MOMENT = tuple(kind for kind in Kind if kind.moments == 1)
 """With twice as many warps these kinds are a tenth faster, and a quarter with F."""
@@ -53,11 +50,7 @@ def team_members(joined: Joined, part: int) -> Ints:
 
 
 def team_part(joined: Joined, tensors: Tensors, degree: int) -> int:
-    """Variables of each program where programs that run at the same time hold all fields.
-
-    Returns:
-        0 where they can't.
-    """
+    """Variables of each program where programs that run at the same time hold all fields; or 0."""
     if degree > TEAM_DEGREE or joined.n >= MIN_DIAGONALS:
         return 0
     room = processors(tensors.device)
@@ -66,13 +59,10 @@ def team_part(joined: Joined, tensors: Tensors, degree: int) -> int:
 
 
 class BinaryTensors:
-    """A binary field (or several) for the kernels of `update.binary`.
+    """Binary fields for the kernels of `update.binary`.
 
-    Args:
-        joined: The fields.
-        tensors: Where to, and the type.
-        form: "diagonals", "slices", "small" (all updates of a field in one program) or "team" (in
-            several that wait for each other); by default what fits best.
+    Their ``form`` is "diagonals", "slices", "small" (all updates of a field in one program) or
+    "team" (in several that wait for each other), by default what fits best.
     """
 
     def __init__(self, joined: Joined, tensors: Tensors, form: str | None = None) -> None:
@@ -121,9 +111,6 @@ class BinaryTensors:
 
         The constant of a field is its energy at uniform marginals, which the compact form leaves
         out; a variable with an impossible label counts with the energy of the other one.
-
-        Args:
-            unary: A float64 tensor on the device.  # (size,)
         """
         self.unary = unary
         pairs = unary.reshape(-1, 2)
@@ -179,10 +166,7 @@ class BinaryTensors:
         fits = len(self.whose) <= processors(self.tensors.device)
         self.shared = fits and (int(members.max()) > 2 or self.form == "team")
         rooms = members * self.part if self.shared else np.full(len(members), self.largest)
-        self._place(rooms)
-
-    def _place(self, rooms: Ints) -> None:
-        """Neighbors and couplings, with room for so many variables in each field."""
+        # neighbors and couplings, with room for so many variables in each field
         owner, most = self.joined.owner(), self.width
         inside = np.arange(self.n) - self.joined.bounds[owner]
         inside += (np.cumsum(rooms) - rooms)[owner]
@@ -224,7 +208,7 @@ class BinaryTensors:
         self.cut(512, 16, 4)
 
     def cut(self, width: int, rows: int, warps: int) -> None:
-        """How a field with diagonals is cut: columns of ``width`` variables, ``rows`` long."""
+        """Cut a field with diagonals into columns of ``width`` variables, ``rows`` long."""
         self.width, self.warps = width, warps
         self.row = self.distances[-1] if self.roll else width
         self.rows = rows if self.roll else 1
@@ -248,10 +232,8 @@ class BinaryTensors:
         )
         t = self.tensors
         here, there = edges.T.ravel(), edges[:, ::-1].T.ravel()
-        start, length, mine, at, room = blocks.slice(here)
-        column, weight = np.zeros(room, dtype=np.int64), np.zeros(room)
-        column[at] = there[mine]
-        weight[at] = np.concatenate([weights, weights])[mine]
+        both = np.concatenate([weights, weights])
+        start, length, (column, weight) = blocks.fill(here, there, both)
         self.weight = t.floats(weight)
         self.slices = binary.Slices(
             t.ints(blocks.variable), t.ints(start, wide=True), t.ints(length),

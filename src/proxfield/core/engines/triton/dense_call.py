@@ -11,10 +11,10 @@ spatial filter) is computed once.
 from __future__ import annotations
 
 import threading
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from proxfield.core.common.arrays import Pixels
 from proxfield.core.devices.cuda import torch
-from proxfield.core.devices.tensors import CudaGraph, Tensor, TorchDevice
+from proxfield.core.devices.tensors import CudaGraph, Tensor, TorchDevice, TorchDtype
 from proxfield.core.engines.plan import damping_for
 from proxfield.core.engines.triton import dense_kernels as kernels
 from proxfield.core.engines.triton.terms.gaussian import GaussianOnDevice
@@ -31,8 +31,7 @@ from proxfield.core.filters.operator import Operator
 from proxfield.core.filters.plan import Plan
 from proxfield.core.filters.points import PixelPoints
 from proxfield.core.filters.torch.plans import make_plan
-from proxfield.core.filters.triton.lattice import LatticePlan
-from proxfield.core.filters.triton.lattice_build import count_touched
+from proxfield.core.filters.triton.lattice import LatticePlan, count_touched
 from proxfield.core.filters.triton.plans import MATRIX_POINTS, choose_kind
 from proxfield.core.filters.triton.segments import has_kernels
 
@@ -52,21 +51,12 @@ VERTEX_STEP = 1024
 
 @dataclass(frozen=True)
 class TermKey:
-    """What a Gaussian term is but for the values of an image: programs are kept by it.
+    """What a `Gaussian` term is but for the values of an image: programs are kept by it."""
 
-    Attributes:
-        points: `PixelPoints.key`.
-        kind: "exact", "lattice" or "auto".
-        weight: Its weight.
-        matrix: weight · μ as bytes; None for Potts.
-        normalization: See `Gaussian`.
-        self_message: See `Gaussian`.
-    """
-
-    points: Hashable
-    kind: str
+    points: Hashable  # `PixelPoints.key`
+    kind: str  # "exact", "lattice" or "auto"
     weight: float
-    matrix: bytes | None
+    matrix: bytes | None  # weight · μ; None for Potts
     normalization: str
     self_message: bool
 
@@ -84,38 +74,26 @@ class CallKey:
 
 @dataclass
 class DenseFound:
-    """What a call found; tensors are on the device and belong to the caller.
+    """What a call found; tensors are on the device and belong to the caller."""
 
-    Attributes:
-        q: Marginals.  # (n, labels)
-        best: The most probable label of each pixel, the first of equals.  # (n,) int64
-        free_energy: F of each state; of the last one in float64 throughout.  # (updates + 1,)
-        change: Change of q by each update, over the step.  # (updates,)
-        finite: Whether all unary energies are: without that, the rest is of no use.
-    """
-
-    q: Tensor
-    best: Tensor
+    q: Tensor  # marginals  # (n, labels)
+    best: Tensor  # the most probable label of each pixel, the first of equals  # (n,) int64
     free_energy: NDArray[np.float64]
-    change: NDArray[np.float64]
+    """F of each state; of the last one in float64 throughout.  # (updates + 1,)"""
+    change: NDArray[np.float64]  # of q by each update, over the step  # (updates,)
     finite: bool
+    """Whether all unary energies are: without that, the rest is of no use."""
 
 
-@dataclass
 class Buffer:
     """An input's place on the device; it stays, since recorded graphs read it."""
 
-    there: Tensor
-    pinned: Tensor | None
-
-    @classmethod
-    def like(cls, shape: Sequence[int], dtype: Any, device: TorchDevice) -> Buffer:
-        """A buffer of zeros, and where the device is a GPU memory that it can read by itself."""
-        there = torch.zeros(tuple(shape), dtype=dtype, device=device)
-        on_gpu = device.type == "cuda"
-        return cls(
-            there, torch.empty_like(there, device="cpu", pin_memory=True) if on_gpu else None
-        )
+    def __init__(self, shape: Sequence[int], dtype: TorchDtype, device: TorchDevice) -> None:
+        self.there = torch.zeros(tuple(shape), dtype=dtype, device=device)
+        self.pinned: Tensor | None = None
+        """Memory of the host that a GPU can read by itself."""
+        if device.type == "cuda":
+            self.pinned = torch.empty_like(self.there, device="cpu", pin_memory=True)
 
     def load(self, values: Pixels | Tensor) -> None:
         """Copy values there; from the host through pinned memory."""
@@ -129,14 +107,7 @@ class Buffer:
 
 
 class DenseTerm(GaussianOnDevice):
-    """A Gaussian term over all pixels with a plan that is given.
-
-    Args:
-        made: What the program keeps for it.
-        plan: The filter.
-        mass: Total weights of it; None without normalization.  # (n, 1)
-        double: In float64?
-    """
+    """A Gaussian term over all pixels with a filter and its total weights, which are given."""
 
     def __init__(self, made: Made, plan: Plan, mass: Tensor | None, double: bool) -> None:
         self.n, self.labels = made.n, made.labels
@@ -151,12 +122,7 @@ class DenseTerm(GaussianOnDevice):
 class Made:
     """What a program keeps of a term: its constants, an image's place, or the whole filter.
 
-    Args:
-        key: The term.
-        points: Points of an image of this kind.
-        n: Pixels.
-        labels: Labels.
-        device: A device of torch.
+    ``points`` are those of an image of this kind.
     """
 
     def __init__(
@@ -172,7 +138,13 @@ class Made:
         table = None
         if key.matrix is not None:
             table = np.frombuffer(key.matrix, dtype=np.float64).reshape(labels, labels).copy()
-        self.constants = [self._constants(table, kind) for kind in (torch.float32, torch.float64)]
+        self.constants = [
+            (
+                torch.tensor(key.weight, dtype=kind, device=device),
+                None if table is None else torch.from_numpy(table).to(device, kind),
+            )
+            for kind in (torch.float32, torch.float64)
+        ]
         """Weight and matrix, in both types."""
         self.ends = centered_ends(-key.weight * np.eye(labels) if table is None else table)
         self.image: Buffer | None = None
@@ -181,7 +153,7 @@ class Made:
         """Filter and total weights where they depend on the size alone."""
         if points.channels is not None:
             kind = torch.from_numpy(points.channels[:0].copy()).dtype
-            self.image = Buffer.like(points.channels.shape, kind, device)
+            self.image = Buffer(points.channels.shape, kind, device)
             self.color = torch.from_numpy(points.color).to(device)
         self.blur = SEPARABLE
         """The kind of blur of a lattice, which depends on the image."""
@@ -195,10 +167,6 @@ class Made:
         if self.image is None:
             self.choose_blur()
             self.fixed = self.plan(None)
-
-    def _constants(self, table: NDArray[np.float64] | None, kind: Any) -> tuple[Tensor, Any]:
-        weight = torch.tensor(self.key.weight, dtype=kind, device=self.device)
-        return weight, None if table is None else torch.from_numpy(table).to(self.device, kind)
 
     def features(self, stride: int = 1) -> Tensor:
         """Features of every so many pixels of the image in its place, as `PixelPoints.array`
@@ -268,12 +236,7 @@ def centered_ends(table: NDArray[np.float64]) -> tuple[float, float]:
 def certified_step(
     terms: Sequence[tuple[Made, tuple[Plan, Tensor | None]]], like: Tensor
 ) -> Tensor:
-    """The certified step from bounds in closed form.  # () float64
-
-    Args:
-        terms: Each term, its filter and total weights.
-        like: A tensor on the device.
-    """
+    """The certified step from bounds in closed form, on the device of ``like``.  # () float64"""
     curvature = like.new_zeros((), dtype=torch.float64)
     for made, (plan, mass) in terms:
         operator = Operator(plan, made.key.normalization, made.key.self_message, mass)
@@ -287,16 +250,14 @@ def certified_step(
 class DenseCall:
     """Updates of a dense CRF on a device, for all images of one size and kind.
 
-    Args:
-        key: Size, labels, terms and updates.
-        points: Of each term, points of an image of this kind.
+    ``points`` are those of an image of this kind, for each term.
     """
 
     def __init__(self, key: CallKey, points: Sequence[PixelPoints]) -> None:
         self.key = key
         self.device = torch.device(key.device)
         self.lock = threading.Lock()
-        self.unary = Buffer.like((key.n, key.labels), torch.float32, self.device)
+        self.unary = Buffer((key.n, key.labels), torch.float32, self.device)
         with self._here():
             self.terms = [
                 Made(term, where, key.n, key.labels, self.device)
@@ -310,11 +271,6 @@ class DenseCall:
         """Kernels are launched on the current device."""
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
-    @property
-    def single(self) -> bool:
-        """Whether marginals are returned in float32; of small fields in float64, as elsewhere."""
-        return self.key.n * self.key.labels > MAX_DOUBLE
-
     def run(self, unary: Pixels | Tensor, images: Sequence[Pixels | Tensor | None]) -> DenseFound:
         """Make the updates.
 
@@ -323,16 +279,13 @@ class DenseCall:
             images: Channels of each term's points, likewise; None where there are none.
         """
         with self.lock, self._here():
-            return self._run(lambda: self._load(unary, images))
+            self.unary.load(unary)
+            for made, image in zip(self.terms, images, strict=True):
+                if made.image is not None and image is not None:
+                    made.image.load(image)
+            return self._run()
 
-    def _load(self, unary: Pixels | Tensor, images: Sequence[Pixels | Tensor | None]) -> None:
-        self.unary.load(unary)
-        for made, image in zip(self.terms, images, strict=True):
-            if made.image is not None and image is not None:
-                made.image.load(image)
-
-    def _run(self, load: Callable[[], None]) -> DenseFound:
-        load()
+    def _run(self) -> DenseFound:
         for made in self.terms:
             made.choose_blur()
         blurs = tuple(made.blur for made in self.terms)
@@ -380,8 +333,9 @@ class DenseCall:
             energies.append(sum(seen, own))
             changes.append(change)
         exact = [DenseTerm(made, *plan, double=True) for made, plan in both]
+        single = n * labels > MAX_DOUBLE
         out = torch.empty(
-            (n, labels), dtype=torch.float32 if self.single else torch.float64, device=self.device
+            (n, labels), dtype=torch.float32 if single else torch.float64, device=self.device
         )
         best = torch.empty(n, dtype=torch.int64, device=self.device)
         last = torch.empty((n, labels), dtype=torch.float64, device=self.device)
@@ -394,9 +348,7 @@ class DenseCall:
         seen = [term.add_gradient(last.view(-1), gradient.view(-1)) for term in exact]
         energies.append(sum(seen, parts.sum()))
         needed = [
-            plan.needed.to(torch.float64)
-            if isinstance(plan, LatticePlan)
-            else torch.zeros_like(step)
+            plan.needed.double() if isinstance(plan, LatticePlan) else torch.zeros_like(step)
             for plan, _ in plans
         ]
         finite = torch.isfinite(unary).all().to(torch.float64)
@@ -427,25 +379,24 @@ MAX_DOUBLE = 2**20
 """Entries up to which marginals are returned in float64."""
 
 
-@dataclass
 class Kept:
     """Programs by key, the latest ones. Threads take turns with a program."""
 
-    programs: OrderedDict[Hashable, DenseCall] = field(default_factory=OrderedDict)
-    lock: Any = field(default_factory=threading.Lock)
+    def __init__(self) -> None:
+        self.programs: dict[CallKey, DenseCall] = {}
+        self.lock = threading.Lock()
 
     def get(self, key: CallKey, points: Sequence[PixelPoints]) -> DenseCall:
         """The program for a key, made if there is none."""
         with self.lock:
-            found = self.programs.pop(key, None)
-            if found is not None:
-                self.programs[key] = found
-                return found
+            if key in self.programs:
+                self.programs[key] = self.programs.pop(key)  # the latest comes last
+                return self.programs[key]
         made = DenseCall(key, points)
         with self.lock:
             self.programs[key] = made
             while len(self.programs) > MAX_KEPT:
-                self.programs.popitem(last=False)
+                del self.programs[next(iter(self.programs))]
         return made
 
     def clear(self) -> None:
@@ -455,8 +406,3 @@ class Kept:
 
 
 KEPT = Kept()
-
-
-def program_of(key: CallKey, points: Sequence[PixelPoints]) -> DenseCall:
-    """The program for a key: one that was used before, or a new one."""
-    return KEPT.get(key, points)

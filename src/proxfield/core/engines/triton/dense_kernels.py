@@ -11,6 +11,15 @@ ENTRIES = 2048
 
 
 @jit
+def row_softmax(energy, inside):
+    """q = softmax(−energy) of rows, and log q as a difference of two numbers."""
+    low = tl.where(inside, tl.min(energy, 1), 0.0)[:, None]
+    weight = tl.exp(low - energy)
+    total = tl.where(inside, tl.sum(weight, 1), 1.0)[:, None]
+    return weight / total, low - energy, tl.log(total)
+
+
+@jit
 def advance(theta, unary, gradient, q, step, parts, n, L: constexpr, ROWS: constexpr, C: constexpr):
     """θ ← θ − step (θ − g) and q = softmax(−θ), in place.
 
@@ -25,18 +34,11 @@ def advance(theta, unary, gradient, q, step, parts, n, L: constexpr, ROWS: const
     u = tl.load(unary + entry, mask=real, other=0.0)
     g = tl.load(gradient + entry, mask=real, other=float("inf"))
     size = tl.load(step)
-    low = tl.min(before, 1)
-    low = tl.where(at < n, low, 0.0)[:, None]
-    weight = tl.exp(low - before)
-    total = tl.where(at < n, tl.sum(weight, 1), 1.0)[:, None]
-    p = weight / total
-    share = p.to(tl.float64) * (u + (low - before) - tl.log(total)).to(tl.float64)
+    p, less, log_total = row_softmax(before, at < n)
+    share = p.to(tl.float64) * (u + less - log_total).to(tl.float64)
     share = tl.where(real, share, 0.0)
     after = tl.where(real, before - size.to(before.dtype) * (before - g), float("inf"))
-    low = tl.where(at < n, tl.min(after, 1), 0.0)[:, None]
-    weight = tl.exp(low - after)
-    total = tl.where(at < n, tl.sum(weight, 1), 1.0)[:, None]
-    new = weight / total
+    new, _, _ = row_softmax(after, at < n)
     tl.store(theta + entry, after, mask=real)
     tl.store(q + entry, new, mask=real)
     change = tl.where(real, tl.abs(new - p), 0.0)
@@ -56,11 +58,8 @@ def conclude(theta, unary, q, out, best, parts, n, L: constexpr, ROWS: constexpr
     entry = at[:, None] * L + label[None, :]
     energy = tl.load(theta + entry, mask=real, other=float("inf")).to(tl.float64)
     u = tl.load(unary + entry, mask=real, other=0.0).to(tl.float64)
-    low = tl.where(at < n, tl.min(energy, 1), 0.0)[:, None]
-    weight = tl.exp(low - energy)
-    total = tl.where(at < n, tl.sum(weight, 1), 1.0)[:, None]
-    p = weight / total
-    share = tl.where(real, p * (u + (low - energy) - tl.log(total)), 0.0)
+    p, less, log_total = row_softmax(energy, at < n)
+    share = tl.where(real, p * (u + less - log_total), 0.0)
     tl.store(q + entry, p, mask=real)
     rounded = p.to(out.dtype.element_ty)
     tl.store(out + entry, rounded, mask=real)

@@ -1,6 +1,6 @@
 """Fields that differ in unary energies and in one term, iterated together: frames of a video.
 
-The term is one that a device can evaluate for all fields at once (`terms.base.frame_key`).
+The term is one that a device can evaluate for all fields at once (`terms.base.frames_class`).
 """
 
 from __future__ import annotations
@@ -14,22 +14,16 @@ from proxfield.core.devices.cuda import torch
 from proxfield.core.devices.tensors import TorchDevice
 from proxfield.core.engines.plan import Update
 from proxfield.core.engines.triton.batch import BatchProgram
-from proxfield.core.engines.triton.device_pack import upload
-from proxfield.core.engines.triton.state import BatchState, default_device
-from proxfield.core.engines.triton.terms.base import DeviceTerm, frame_key, kept_with, together
+from proxfield.core.engines.triton.device_pack import BatchState, default_device, upload
+from proxfield.core.engines.triton.terms.base import DeviceTerm, frames_class
 from proxfield.core.lowering.lowered import Lowered
 
 
 class FramesProgram(BatchProgram):
     """Fields with one term each that isn't lowered; all of them are evaluated together.
 
-    Rules move each field by itself, as in any batch: F, change and the number of updates are its
-    own, and so may be its step.
-
-    Args:
-        lowereds: The fields; those with the same `batch_key` can be together.
-        dtype: Type of the state, "float32" or "float64".
-        device: A CUDA device.
+    Fields with the same `batch_key` can be together. Rules move each by itself, as in any batch: F,
+    change and the number of updates are its own, and so may be its step.
     """
 
     def __init__(
@@ -43,7 +37,8 @@ class FramesProgram(BatchProgram):
         """Whether the program in float64 still has other frames."""
 
     def _together(self, dtype: str) -> list[DeviceTerm]:
-        return [together(self.extras, self.layout, dtype, self.device)]
+        kind = frames_class(self.extras[0])
+        return [kind(self.extras, self.layout, dtype, self.device)]
 
     def warm_up(self, plan: Update, state: BatchState, trace: bool) -> None:
         """See `BatchProgram`; once per kind of update."""
@@ -88,8 +83,10 @@ def batch_key(lowered: Lowered) -> Hashable | None:
     """What fields have in common that can be frames of one program; None: it can't be one."""
     if len(lowered.extras) != 1 or lowered.layout.common is None:
         return None
-    key = frame_key(lowered.extras[0])
-    return None if key is None else (key, lowered.layout.n_vars, lowered.layout.common)
+    kind = frames_class(lowered.extras[0])
+    if kind is None:
+        return None
+    return kind.frame_key(lowered.extras[0]), lowered.layout.n_vars, lowered.layout.common
 
 
 MAX_KEPT = 2
@@ -107,7 +104,8 @@ def frames_program(
     """
     first, place = lowereds[0], default_device(device)
     key = (batch_key(first), len(lowereds), dtype)
-    kept: dict[Hashable, FramesProgram] = kept_with(first.extras[0], place)
+    term = first.extras[0]
+    kept: dict[Hashable, FramesProgram] = frames_class(term).kept_with(term, place)
     plain = not any(low.ising or low.potts or low.factors for low in lowereds)
     program = kept.pop(key, None) if plain else None  # atomic: threads don't share it
     if program is None:

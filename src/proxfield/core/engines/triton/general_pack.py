@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,15 +14,13 @@ from proxfield.core.engines.triton.device_pack import (
     SMALL_WORK,
     Blocks,
     Joined,
+    Slot,
     Tensors,
     power_of_two,
 )
 from proxfield.core.engines.triton.update import general
 from proxfield.core.engines.triton.update.kinds import RuleForm
-from proxfield.core.terms.base import Floats, Ints
-
-if TYPE_CHECKING:
-    from proxfield.core.engines.triton.state import Slot
+from proxfield.core.terms.base import Ints
 
 T = TypeVar("T")
 
@@ -49,8 +47,7 @@ def agreements_of(
 ) -> tuple[Ints, Ints, NDArray[np.float64]]:
     """Energies w·[x_i = x_j] in both directions; each field's constants are added to.
 
-    Returns:
-        The variable where it is wanted, the other one, and the weight, of each.
+    Of each the variable where it is wanted, the other one, and the weight.
     """
     ends, weights = [], []
     for name, scale, constant in (("potts", -1.0, 1.0), ("ising", 2.0, -1.0)):
@@ -112,28 +109,25 @@ class Bucket:
         )
 
     def _agreements(self, pack: GeneralTensors, blocks: Blocks) -> general.AgreementSlices | None:
-        t, joined = pack.tensors, pack.joined
-        start, length, mine, at, room = blocks.slice(pack.agree_here)
-        if not len(mine):
+        t, joined, there = pack.tensors, pack.joined, pack.agree_there
+        start, length, (to, both, weight) = blocks.fill(
+            pack.agree_here, joined.offsets[there], joined.cards[there], pack.agree_weight
+        )
+        if not len(to):
             return None
-        to, both, weight = np.zeros(room, np.int64), np.zeros(room, np.int64), np.zeros(room)
-        to[at] = joined.offsets[pack.agree_there[mine]]
-        both[at] = joined.cards[pack.agree_there[mine]]
-        weight[at] = pack.agree_weight[mine]
         return general.AgreementSlices(
             t.ints(start, True), t.ints(length), t.ints(to), t.ints(both), t.floats(weight)
         )
 
     def _pairs(self, pack: GeneralTensors, blocks: Blocks) -> general.PairSlices | None:
-        t, joined = pack.tensors, pack.joined
-        start, length, mine, at, room = blocks.slice(pack.pair_here)
-        if not len(mine):
+        t, joined, there = pack.tensors, pack.joined, pack.pair_there
+        start, length, (to, many, base) = blocks.fill(
+            pack.pair_here, joined.offsets[there], joined.cards[there], pack.pair_base
+        )
+        if not len(to):
             return None
-        to, many, base = (np.zeros(room, np.int64) for _ in range(3))
-        to[at] = joined.offsets[pack.pair_there[mine]]
-        many[at] = joined.cards[pack.pair_there[mine]]
-        base[at] = pack.pair_base[mine]
         if self.own:
+            _, _, mine, at, room = blocks.slice(pack.pair_here)
             rows = room // blocks.block
             self.value = t.floats(in_reading_order(pack, mine, at, rows, blocks.block))
         return general.PairSlices(
@@ -142,21 +136,15 @@ class Bucket:
 
     def _larger(self, pack: GeneralTensors, blocks: Blocks) -> general.LargerSlices | None:
         t = pack.tensors
-        start, length, mine, at, room = blocks.slice(pack.slot_here)
-        if not len(mine):
+        start, length, (configs, base, part, others, radix) = blocks.fill(
+            pack.slot_here, pack.slot_configs, pack.slot_base, pack.slot_share, pack.slot_others,
+            pack.slot_radix,
+        )  # fmt: skip
+        if not len(configs):
             return None
-        configs, base, part = np.zeros(room, np.int64), np.zeros(room, np.int64), np.zeros(room)
-        width = max(1, pack.arity - 1)
-        others = np.zeros((width, room), np.int64)
-        radix = np.ones((width, room), np.int64)
-        configs[at] = pack.slot_configs[mine]
-        base[at] = pack.slot_base[mine]
-        part[at] = pack.slot_share[mine]
-        others[:, at] = pack.slot_others[mine].T
-        radix[:, at] = pack.slot_radix[mine].T
         return general.LargerSlices(
             t.ints(start, True), t.ints(length), t.ints(configs), t.floats(part),
-            t.ints(others), t.ints(radix), t.ints(base, True), room,
+            t.ints(others.T), t.ints(np.maximum(radix.T, 1)), t.ints(base, True), len(configs),
         )  # fmt: skip
 
     @property
@@ -185,17 +173,10 @@ def divisor(number: int, most: int) -> int:
 def in_reading_order(
     pack: GeneralTensors, mine: Ints, at: Ints, rows: int, block: int
 ) -> NDArray[np.float64]:
-    """Tables of pairs as blocks of variables read them.
+    """Tables of pairs as blocks of variables read them, all with as many labels.
 
-    Args:
-        pack: The fields, all variables with as many labels.
-        mine: Directed edges.  # (m,)
-        at: Their places in slices.  # (m,)
-        rows: Number of places, over ``block``.
-        block: Variables in a block.
-
-    Returns:
-        # (rows, neighbor's label, own label, block), flat
+    The directed edges ``mine`` are at some places of slices.  # (rows, neighbor's label, own label,
+    block), flat
     """
     labels = pack.joined.common
     value = np.zeros((rows, labels * labels, block))
@@ -207,10 +188,7 @@ def in_reading_order(
 class GeneralTensors:
     """Any fields: directed edges and slots of tables, then buckets of them.
 
-    Args:
-        joined: The fields.
-        tensors: Where to, and the type.
-        form: "tiles" or "small"; by default what fits best.
+    Their ``form`` is "tiles" or "small", by default what fits best.
     """
 
     def __init__(self, joined: Joined, tensors: Tensors, form: str | None = None) -> None:
@@ -319,54 +297,39 @@ class GeneralTensors:
     def _list_tables(self) -> None:
         """Tables once for each position in them, the variable's own labels fastest."""
         joined = self.joined
-        pair: list[list[Ints]] = [[], [], []]
-        slots: list[tuple[Ints, Ints, Ints, Ints]] = []
-        tables: list[Floats] = []
-        used = 0
         found = [
             (factor, first)
             for low, first in zip(joined.lowereds, joined.bounds, strict=False)
             for factor in low.factors
         ]
+        self.pair_tables = sum(len(f.tables) for f, _ in found if f.degree == 2)
         self.arity = max([0, *(f.degree for f, _ in found if f.degree > 2)])
+        width = max(1, self.arity - 1)
+        none, wide = np.zeros(0, dtype=np.int64), np.zeros((0, width), dtype=np.int64)
+        tables, pairs, used = [np.zeros(0)], [(none, none, none)], 0
+        slots = [(none, none, np.zeros(0), wide, wide)]
         for factor, first in found:
             scopes, k = factor.scopes + first, factor.degree
             for position in range(k):
                 turned = np.moveaxis(factor.tables, 1 + position, -1)
-                each = int(np.prod(factor.shape))
-                base = used + factor.index * each
+                base = used + factor.index * int(np.prod(factor.shape))
                 tables.append(np.ascontiguousarray(turned).ravel())
                 used += turned.size
-                others = np.delete(scopes, position, axis=1)
+                here, others = scopes[:, position], np.delete(scopes, position, axis=1)
                 if k == 2:
-                    more = (scopes[:, position], others[:, 0], base)
-                    for values, new in zip(pair, more, strict=True):
-                        values.append(new)
-                else:
-                    slots.append((scopes[:, position], others, base, np.full(len(scopes), k)))
-        none = np.zeros(0, dtype=np.int64)
-        self.pair_here, self.pair_there, self.pair_base = (
-            np.concatenate([none, *values]) for values in pair
+                    pairs.append((here, others[:, 0], base))
+                    continue
+                # others that a table lacks count as variables of one label
+                where = np.zeros((len(here), width), dtype=np.int64)
+                radix = np.ones_like(where)
+                where[:, width - k + 1 :] = joined.offsets[others]
+                radix[:, width - k + 1 :] = joined.cards[others]
+                slots.append((here, base, np.full(len(here), 1.0 / k), where, radix))
+        self.tables = np.concatenate(tables)
+        self.pair_here, self.pair_there, self.pair_base = map(
+            np.concatenate, zip(*pairs, strict=True)
         )
-        self.tables = np.concatenate([np.zeros(0), *tables])
-        self.pair_tables = sum(len(f.tables) for f, _ in found if f.degree == 2)
-        self._list_slots(slots)
-
-    def _list_slots(self, slots: list[tuple[Ints, Ints, Ints, Ints]]) -> None:
-        """Slots of larger tables; others that a table lacks count as variables of one label."""
-        joined, width = self.joined, max(1, self.arity - 1)
-        none = np.zeros(0, dtype=np.int64)
-        self.slot_here = np.concatenate([none, *(s[0] for s in slots)])
-        self.slot_base = np.concatenate([none, *(s[2] for s in slots)])
-        self.slot_share = 1.0 / np.concatenate([np.ones(0), *(s[3] for s in slots)])
-        m = len(self.slot_here)
-        self.slot_others = np.zeros((m, width), dtype=np.int64)
-        self.slot_radix = np.ones((m, width), dtype=np.int64)
-        at = 0
-        for here, others, _, _ in slots:
-            rows = slice(at, at + len(here))
-            missing = width - others.shape[1]
-            self.slot_others[rows, missing:] = joined.offsets[others]
-            self.slot_radix[rows, missing:] = joined.cards[others]
-            at += len(here)
+        self.slot_here, self.slot_base, self.slot_share, self.slot_others, self.slot_radix = map(
+            np.concatenate, zip(*slots, strict=True)
+        )
         self.slot_configs = self.slot_radix.prod(axis=1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +14,7 @@ from proxfield.core.engines.triton.device_pack import (
     SMALL_WORK,
     Blocks,
     Joined,
+    Slot,
     Tensors,
     power_of_two,
 )
@@ -23,9 +23,6 @@ from proxfield.core.engines.triton.update import planes
 from proxfield.core.engines.triton.update.kinds import RuleForm
 from proxfield.core.terms.base import Ints
 from proxfield.core.terms.factor import Factor
-
-if TYPE_CHECKING:
-    from proxfield.core.engines.triton.state import Slot
 
 NO_MOMENT = tuple(kind for kind in Kind if kind.moments == 0)
 BLOCK = 128
@@ -80,9 +77,8 @@ def few_tables(factors: Sequence[Factor]) -> bool:
 def oriented(factors: Sequence[Factor]) -> tuple[NDArray[np.float64], list[tuple[Ints, Ints]]]:
     """Tables of pairs with equal shapes, in both directions, each distinct one once.
 
-    Returns:
-        Tables with the neighbor's labels first (groups, labels, labels), and for each factor the
-        group of its tables at their first variable and at their second one.  # (T,), (T,)
+    The neighbor's labels come first  # (groups, labels, labels). Also for each factor the group of
+    its tables at their first variable and at their second one.  # (T,), (T,)
 
     Example:
         >>> from proxfield.core.terms.factor import Factor
@@ -120,8 +116,7 @@ def locality(edges: Ints) -> float:
 def in_parts(tables: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
     """Tables times a power of two, each as two of float16 whose sum it is to 22 bits.
 
-    Returns:
-        Both parts of each (T, 2, a, b), and the power of two.
+    Both parts of each (T, 2, a, b), and the power of two.
 
     Example:
         >>> parts, scale = in_parts(np.array([[[1.0 + 2.0**-12]]]))
@@ -143,30 +138,12 @@ def power_below(value: float) -> float:
     return float(2.0 ** np.floor(np.log2(value)))
 
 
-def slots(blocks: Blocks, here: Ints, degree: int) -> tuple[Ints, Ints, Ints, Ints, int]:
-    """As `Blocks.slice`, with room for ``degree`` neighbors in every block unless that is 0."""
-    start, length, mine, at, room = blocks.slice(here)
-    if degree:
-        block = blocks.place[here[mine]] // BLOCK
-        at = at + (np.arange(len(blocks)) * degree * BLOCK - start)[block]
-        start = np.arange(len(blocks)) * degree * BLOCK
-        room = len(blocks) * degree * BLOCK
-    return start, length, mine, at, room
-
-
 class PlaneTensors:
-    """One field of Potts weights and shared tables, with the same labels for all variables.
+    """One field of Potts weights and shared tables, with the same labels for all variables."""
 
-    Args:
-        joined: The field.
-        tensors: Where to, and the type.
-        form: "planes".
-    """
+    form, front = "planes", 0
 
-    coupled = True
-
-    def __init__(self, joined: Joined, tensors: Tensors, form: str | None = None) -> None:
-        self.form = "planes"
+    def __init__(self, joined: Joined, tensors: Tensors) -> None:
         self.joined, self.tensors, self.n = joined, tensors, joined.n
         self.labels, self.lanes = joined.common, power_of_two(joined.common)
         self.unary: Tensor | None = None
@@ -176,15 +153,14 @@ class PlaneTensors:
         none = np.zeros(self.n, dtype=np.int64)
         blocks = Blocks(np.arange(self.n), joined.owner(), none, BLOCK, 1)
         self.n_blocks = len(blocks)
-        self.front, self.stride = 0, self.n_blocks * BLOCK * self.labels
+        self.stride = self.n_blocks * BLOCK * self.labels
         most = int(np.bincount(here, minlength=self.n).max(initial=0))
         self.degree = power_of_two(most) if most else -1
         if self.degree > MAX_DEGREE:
             self.degree = 0
-        start, length, mine, at, room = slots(blocks, here, max(0, self.degree))
-        to, weight = np.zeros(room, np.int64), np.zeros(room)
-        to[at] = self.first_entry(there[mine])
-        weight[at] = weights[mine]
+        start, length, (to, weight) = blocks.fill(
+            here, self.first_entry(there), weights, degree=max(0, self.degree)
+        )
         t = tensors
         self.to, self.weight = t.ints(to), t.floats(weight)
         self.edges = planes.PlaneEdges(
@@ -198,10 +174,9 @@ class PlaneTensors:
         self.first, self.count = t.ints(zero), t.ints(zero + self.n_blocks)
 
     def _group_tables(self, blocks: Blocks) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Neighbors by the table that they share; −1 where a variable has fewer of them.
+        """Starts and lengths of the groups in blocks, the tables and their scales.
 
-        Returns:
-            Starts and lengths of the groups in blocks, the tables and their scales.
+        Neighbors by the table that they share are put down as `group_to`.
         """
         factors = self.joined.lowereds[0].factors
         tables, groups = oriented(factors)
@@ -218,14 +193,14 @@ class PlaneTensors:
             self.table_degree = 0
         starts, lengths, to, used = [none], [none], [none], 0
         for k in range(self.groups):
-            edges = np.flatnonzero(which == k)
-            start, length, mine, at, room = slots(blocks, here[edges], self.table_degree)
-            first = np.full(room, -1, dtype=np.int64)
-            first[at] = self.first_entry(there[edges[mine]])
+            mine = which == k
+            start, length, (after,) = blocks.fill(
+                here[mine], self.first_entry(there[mine]) + 1, degree=self.table_degree
+            )
             starts.append(start + used)
             lengths.append(length)
-            to.append(first)
-            used += room
+            to.append(after - 1)
+            used += len(after)
         t = self.tensors
         padded = np.zeros((self.groups, self.lanes, self.lanes))
         if self.groups:
@@ -280,10 +255,6 @@ class PlaneTensors:
             self.group_to, self.edges, RULE=rule, P=self.shape,
             num_warps=BLOCK // 32, num_stages=1, maxnreg=96 if few else None,
         )  # fmt: skip
-
-    def run(self, slot: Slot, rule: RuleForm) -> None:
-        """Fields like this are never small."""
-        raise NotImplementedError
 
     def product(self, v: Tensor) -> Tensor:
         """The pairwise energies' Hessian times a vector, in float64.  # (size,)"""

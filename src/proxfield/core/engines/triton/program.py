@@ -24,8 +24,7 @@ from proxfield.core.engines.numba.visits import VisitingSweeps
 from proxfield.core.engines.plan import Chains, Custom, Explored, Order, Plan
 from proxfield.core.engines.triton.batch import BatchProgram
 from proxfield.core.engines.triton.binary_pack import BinaryTensors
-from proxfield.core.engines.triton.device_pack import from_numpy
-from proxfield.core.engines.triton.state import BatchState, default_device
+from proxfield.core.engines.triton.device_pack import BatchState, default_device, from_numpy
 from proxfield.core.filters.triton.plans import DeviceFilter
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.terms.base import Floats, Ints
@@ -38,14 +37,7 @@ if TYPE_CHECKING:
 def compile_cuda(
     lowered: Lowered, dtype: str = "float32", threads: int | None = None, device: TorchDevice = None
 ) -> GpuProgram:
-    """The program of a field on a CUDA device (in Triton's interpreter: on the CPU).
-
-    Args:
-        lowered: The field.
-        dtype: Type of the state: "float32" or "float64".
-        threads: Not used; every engine takes it.
-        device: A CUDA device; by default the current one.
-    """
+    """The program of a field on a CUDA device, by default the current one; see `GpuProgram`."""
     return GpuProgram(lowered, dtype, device)
 
 
@@ -62,11 +54,8 @@ def numbers_in(thing: object) -> tuple[tuple[str, Hashable], ...]:
 class GpuProgram(Program):
     """See `Program`. The state lives on the device; F as reported is computed in float64.
 
-    Args:
-        lowered: The field.
-        dtype: "float32" or "float64".
-        device: A CUDA device.
-        form: How couplings are stored, for tests; see the packs.
+    In Triton's interpreter the device is the CPU. For tests, ``form`` says how couplings are
+    stored; see the packs.
     """
 
     sums_in_double = True
@@ -144,12 +133,7 @@ class GpuProgram(Program):
         return np.asarray(q[from_numpy(entries).to(self.device)].cpu().numpy())
 
     def set_unary(self, energies: Array, at: Ints | None = None) -> None:
-        """As in `Program`, without packing the rest again; ``lowered`` keeps those it came with.
-
-        Args:
-            energies: An array of numpy, or a tensor on any device.  # (size,) or (m,)
-            at: Of which entries; all by default.  # (m,)
-        """
+        """As in `Program`, of arrays or tensors, without packing the rest again."""
         new = energies
         if isinstance(energies, np.ndarray):
             new = from_numpy(energies)
@@ -235,11 +219,8 @@ class GpuProgram(Program):
             q = torch.as_tensor(self.batch.marginals_each(s)[0]).to(self.device)
             held["f"] = float(self.batch.free_energy_each(s)[0])
             held["q"] = q.to(self.batch.tensors.dtype)
-            held["theta"] = -torch.log(q.clamp(min=1e-30)).to(self.batch.tensors.dtype)
         before = held["f"]
-        delta, change = self._sweeper.sweep(
-            held["q"], held["theta"], order, plan.starts, plan.inverse_temperature
-        )
+        delta, change = self._sweeper.sweep(held["q"], order, plan.starts, plan.inverse_temperature)
         held["f"] = before + float(delta)
         if s.pending[0]:
             held["f"] = float(self.batch.look(self._normalized(held["q"]))[0][0])
@@ -325,10 +306,7 @@ class DeviceProducts:
     """P H P of a field's pairwise energies, and the vectors that it is multiplied with.
 
     Binary fields have one entry per variable: the block J·[[1, −1], [−1, 1]] has the one
-    eigenvector (1, −1)/√2, with 2J.
-
-    Args:
-        batch: A program of one field.
+    eigenvector (1, −1)/√2, with 2J. Everything is float64, and every sum has a fixed order.
     """
 
     columns = 1 << 22

@@ -55,14 +55,8 @@ class Tiles:
 class Items:
     """Lists cut into pieces of about the same work, one for each program; on the host.
 
-    A list has whole far rounds, then whole near rounds.
-
-    Args:
-        far: Number of far rounds of each list.  # (rows,)
-        near: Number of near rounds.  # (rows,)
-        many: Entries in a far round.
-        few: Entries in a near round.
-        rounds: Maximum number of rounds in a piece.
+    A list has whole far rounds of ``many`` entries, then whole near rounds of ``few``; a piece at
+    most so many ``rounds``. ``far`` and ``near`` are their numbers in each list.  # (rows,)
     """
 
     def __init__(
@@ -154,7 +148,7 @@ class ExactPlan(Plan):
         coarse = points.to(torch.float32)
         self.order = order.kd_order(coarse, t.block, t.row)
         self.padded = len(self.order)
-        self._encode(points, extents)
+        self.encoded = self._encode(points, extents)
         reach = math.sqrt(-2.0 * math.log2(self.tolerance))
         reach += self.largest * 2.0**-21  # boxes are rounded to float32
         coarse = coarse[self.order.clamp(max=self.n - 1)]
@@ -162,25 +156,31 @@ class ExactPlan(Plan):
         limits = order.limits(shares, reach, DROPPED_SHARE, FAR_SHARE if self.scaled else 0.0)
         spread = self._encode_blocks(coarse, extents)
         self._list(order.Near(coarse, t.row, t.box, t.block, limits, spread))
+        self.shape = kernels.FilterShape(
+            self.d, self.encoded.left.shape[1], encode.first_slots(self.d), BIAS, self.dot,
+            self._assembly(), self._assembly(far=True) if self.far_pairs else "",
+            FAR_SCALE * t.block, t.row, t.column, t.block,
+        )  # fmt: skip
 
-    def _encode(self, points: Tensor, extents: list[float]) -> None:
+    def _encode(self, points: Tensor, extents: list[float]) -> kernels.EncodedPoints:
         """What the exponents are computed from, with one block more for lists to point at."""
         more = self.tiles.block
         # centering rounds: a coordinate may be a little larger than half the range
         self.dot = 1.001 * self.largest <= encode.MAX_COORDINATE and self.d <= encode.MAX_NUMBERS
         self.scaled = self.dot and 1.001 * self.largest <= encode.MAX_SCALED_COORDINATE
         if self.dot:
-            self.left, self.right = encode.encode_in_order(
+            left, right = encode.encode_in_order(
                 points, self.order, more, extents, BIAS, self.scaled
             )
-            self.points = points.new_zeros(1, dtype=torch.float32)
+            parts = points.new_zeros(1, dtype=torch.float32)
         else:
             points = points[self.order.clamp(max=self.n - 1)]
             points = torch.cat([points, points.new_zeros((more, self.d))])
             scaled = points.T * math.sqrt(0.5)
             high = scaled.to(torch.float32)
-            self.points = torch.cat([high, (scaled - high).to(torch.float32)]).contiguous()
-            self.left = self.right = points.new_zeros((1, 16), dtype=torch.float16)
+            parts = torch.cat([high, (scaled - high).to(torch.float32)]).contiguous()
+            left = right = points.new_zeros((1, 16), dtype=torch.float16)
+        return kernels.EncodedPoints(parts, left, right, self.padded + more)
 
     def _encode_blocks(self, points: Tensor, extents: list[float]) -> Tensor:
         """Centers of blocks, which stand for far ones; their spreads.  # (blocks,)"""
@@ -189,7 +189,7 @@ class ExactPlan(Plan):
         log2 = math.log(2.0)
         second = 0.5 * log2 * (log2 * FAR_SQUARE / self.d - 1.0)
         self.factors = 1.0 + second * spread
-        self.centers = self.right
+        self.centers = self.encoded.right
         if self.scaled:
             number = torch.arange(len(spread), device=self.device)
             _, self.centers = encode.encode_in_order(
@@ -208,11 +208,12 @@ class ExactPlan(Plan):
         # everything in one copy to the device
         parts = [items.row, items.count, items.far, items.start, items.first, items.begin]
         sent = torch.from_numpy(np.concatenate(parts)).to(self.device)
-        row, count, far, self.item_start, self.first_item, begin = torch.split(
+        row, count, far, start, self.first_item, begin = torch.split(
             sent, [len(part) for part in parts]
         )
-        self.item_row, self.item_count = row.to(torch.int32), count.to(torch.int32)
-        self.item_far = far.to(torch.int32)
+        self.items = kernels.ItemLists(
+            row.to(torch.int32), start, far.to(torch.int32), count.to(torch.int32)
+        )
         total = int(items.count.sum())
         self.blocks = torch.full(
             (total + t.column,),  # the kernel looks one round ahead
@@ -223,19 +224,14 @@ class ExactPlan(Plan):
         self.far_pairs = int(items.far.sum()) * t.block * t.row
 
     @property
-    def kept(self) -> float:
-        """Pairs computed, as a fraction of n²."""
-        return self.pairs / float(max(1, self.n)) ** 2
-
-    @property
     def nbytes(self) -> int:
         """Bytes the plan holds; an application needs up to 300 MB more for 32 channels."""
         if not self.n:
             return 0
-        held = (self.order, self.points, self.left, self.right, self.centers, self.blocks)
+        held = (self.order, *self.encoded[:3], self.centers, self.blocks)
         return sum(int(x.numel() * x.element_size()) for x in held)
 
-    def assembly(self, far: bool = False) -> str:
+    def _assembly(self, far: bool = False) -> str:
         """How `kernels.weights_of` makes weights of this plan's products."""
         if not self.scaled:
             return ""
@@ -256,16 +252,10 @@ class ExactPlan(Plan):
         return pull(self, points - points.mean(dim=0), a, b)
 
     def apply(self, values: Tensor, most: Tensor | None = None) -> Tensor:
-        """K @ values.
+        """K @ values, which are finite.  # (n, c) -> (n, c) float32
 
-        Args:
-            values: Finite numbers, on the plan's device.  # (n, c)
-            most: Bounds on the sizes of each channel's values, if they are known: by default
-                they are looked for. Values 2^28 times smaller than their bound count as 0.
-                # (c,) float32
-
-        Returns:
-            The sums.  # (n, c) float32
+        ``most`` are bounds on the sizes of each channel's values, if they are known: by default
+        they are looked for. Values 2^28 times smaller than their bound count as 0.  # (c,) float32
         """
         if values.ndim != 2 or len(values) != self.n:
             raise InputError(
@@ -273,27 +263,19 @@ class ExactPlan(Plan):
                 f"({self.n}, channels)"
             )
         values = values.to(self.device, torch.float32).contiguous()
-        out = torch.empty_like(values)
         if values.numel() == 0:
-            return out
-        channels = values.shape[1]
-        if channels <= CHANNELS:
-            self._apply(values, out, most)
-            return out
-        for first in range(0, channels, CHANNELS):
-            some = values[:, first : first + CHANNELS].contiguous()
-            part = torch.empty_like(some)
-            bound = None if most is None else most[first : first + CHANNELS].contiguous()
-            self._apply(some, part, bound)
-            out[:, first : first + CHANNELS] = part
-        return out
+            return torch.empty_like(values)
+        if most is None:
+            most = torch.linalg.vector_norm(values, math.inf, 0)
+        some = [slice(k, k + CHANNELS) for k in range(0, values.shape[1], CHANNELS)]
+        parts = [self._apply(values[:, at].contiguous(), most[at].contiguous()) for at in some]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
-    def _apply(self, values: Tensor, out: Tensor, most: Tensor) -> None:
+    def _apply(self, values: Tensor, most: Tensor) -> Tensor:
         t = self.tiles
         n, c = values.shape
         width = max(16, 1 << (c - 1).bit_length())
-        if most is None:
-            most = torch.linalg.vector_norm(values, math.inf, 0)
+        out = torch.empty_like(values)
         rows = (self.padded + t.block) // 64 * 64 + 64
         packed = values.new_empty((rows, width), dtype=torch.float16)
         means = values.new_empty((rows // t.block, width), dtype=torch.float16)
@@ -317,25 +299,4 @@ class ExactPlan(Plan):
                 partial, self.first_item, low, given, packed, out,
                 BIAS=BIAS, PEAK=PEAK, C=width, BM=t.row, ROWS=some,
             )  # fmt: skip
-
-    @property
-    def encoded(self) -> kernels.EncodedPoints:
-        """The points as kernels read them."""
-        return kernels.EncodedPoints(
-            self.points, self.left, self.right, self.padded + self.tiles.block
-        )
-
-    @property
-    def items(self) -> kernels.ItemLists:
-        """The lists of blocks as kernels read them."""
-        return kernels.ItemLists(self.item_row, self.item_start, self.item_far, self.item_count)
-
-    @property
-    def shape(self) -> kernels.FilterShape:
-        """What kernels over tiles are compiled for."""
-        t = self.tiles
-        return kernels.FilterShape(
-            self.d, self.left.shape[1], encode.first_slots(self.d), BIAS, self.dot,
-            self.assembly(), self.assembly(far=True) if self.far_pairs else "",
-            FAR_SCALE * t.block, t.row, t.column, t.block,
-        )  # fmt: skip
+        return out

@@ -71,12 +71,8 @@ def bits_assembly(exponentials: int, cubic: bool) -> str:
     In a float32 of that size, bytes 1 and 2 are the bits of the float16 number 2^s, but for the
     fraction f of s: 1 + f in place of 2^f, up to 6 % too much. ``cubic`` replaces it by a
     polynomial, in float16 and two at a time (error at most 7e-4, on average 0; exact for f = 0).
-    Some pairs of the four are left to the units for exponentials, which would be idle. Inputs
-    below 2^15 count as that: 0.
-
-    Args:
-        exponentials: How many of the four pairs are computed by these units.
-        cubic: With the polynomial.
+    So many of the four pairs are left to the units for ``exponentials``, which would be idle.
+    Inputs below 2^15 count as that: 0.
     """
     apart = [4 * k // exponentials for k in range(exponentials)] if exponentials else []
     lines = ["{", ".reg .f32 x0, x1;", ".reg .b32 h, m, g, a, b, c0, c1, c2, c3;"]

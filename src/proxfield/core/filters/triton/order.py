@@ -280,10 +280,8 @@ def split_sizes(sizes: list[int]) -> list[int]:
 def tree(tiles: int, device: str) -> tuple[Tensor, ...]:
     """The levels of a tree over tiles: of each tile its segment's number, first tile and end.
 
-    The same for all images of one size, so it is kept.
-
-    Returns:
-        A table for each level that splits something.  # (3, tiles) int32
+    A table for each level that splits something.  # (3, tiles) int32
+    It is the same for all images of one size, so it is kept.
     """
     sizes, levels = [tiles], []
     while max(sizes) > 1:
@@ -306,8 +304,7 @@ def kd_order(points: Tensor, block: int, tile: int) -> Tensor:
         tile: Points in a row tile, a power of two times ``block``: a subtree of its own.
 
     Returns:
-        Numbers below n, and n or more for padding up to a multiple of ``tile``, which stands for
-        the last point again.  # (padded,) int64
+        Also numbers from n on, for padding up to whole tiles: the last point again.  # (padded,)
     """
     n, d = points.shape
     tiles = -(-n // tile)
@@ -346,13 +343,8 @@ def moments(points: Tensor, size: int) -> Centers:
 def shares_beyond(points: Tensor, tile: int, box: int) -> Tensor:
     """Which share of a row tile's weights lies beyond each level; see `survey`.
 
-    Args:
-        points: In k-d order.  # (padded, d) float32
-        tile: Points in a row tile.
-        box: Points in one of the boxes of a row tile.
-
-    Returns:
-        Falling in each row.  # (rows, LEVELS)
+    Points are in k-d order, ``box`` are those in a box of a row tile.
+    # (padded, d) float32 -> (rows, LEVELS)
     """
     rows = len(points) // tile
     out = torch.empty((rows, LEVELS), dtype=torch.float32, device=points.device)
@@ -366,14 +358,8 @@ def shares_beyond(points: Tensor, tile: int, box: int) -> Tensor:
 def limits(shares: Tensor, reach: float, drop: float, far: float) -> Tensor:
     """Square distances up to which blocks are near a row tile, and up to which they count.
 
-    Args:
-        shares: Of `shares_beyond`.  # (rows, LEVELS)
-        reach: Distance beyond which none counts.
-        drop: Share of the weights that may be left out.
-        far: Share of the weights that may be far; 0 for none.
-
-    Returns:
-        Both, of each row.  # (rows, 2) float32
+    From `shares_beyond`, the ``reach`` beyond which none counts, and the shares of the weights that
+    may be left out and that may be far.  # (rows, LEVELS) -> (rows, 2) float32
     """
     bounds = torch.tensor([far, drop], device=shares.device)
     level = (shares[:, :, None] > bounds).sum(1)  # the first that is at most that
@@ -388,16 +374,8 @@ class Near:
     """The blocks that each row tile is within reach of, by bounding boxes: near ones and far ones.
 
     Wide blocks are never far: their centers can't stand for them. A row tile has several boxes:
-    one around all of it would touch many more blocks.
-
-    Args:
-        points: In k-d order.  # (padded, d) float32
-        tile: Points in a row tile.
-        box: Points in one of the boxes of a row tile, a multiple of ``block``.
-        block: Points in a block.
-        limits: Square distances up to which blocks are near, and up to which they are within
-            reach.  # (rows, 2) float32
-        spread: Of each block, see `moments`.  # (blocks,)
+    one around all of it would touch many more blocks. Points are in k-d order; ``box`` is a
+    multiple of ``block``.
     """
 
     def __init__(
@@ -432,9 +410,7 @@ class Near:
     def fill(self, start: Tensor, blocks: Tensor) -> None:
         """Write the numbers of each row's blocks, the far ones before the near ones, both rising.
 
-        Args:
-            start: Where each row's begin.  # (rows,) int64
-            blocks: Changed in place.  # int32
+        ``start`` says where each row's begin.  # (rows,) int64
         """
         at = self.found.cumsum(1) - self.found + start[:, None, None]
         at[:, :, 0] += self.found[:, :, 1].sum(1, keepdim=True)

@@ -13,7 +13,7 @@ from proxfield.core.devices.cuda import need, torch
 from proxfield.core.devices.tensors import Tensor, TorchDevice
 from proxfield.core.filters import choose
 from proxfield.core.filters.geometry import Blur
-from proxfield.core.filters.plan import HostPlan, Plan
+from proxfield.core.filters.plan import HostPlan
 from proxfield.core.filters.torch.plans import TOLERANCE, make_plan
 from proxfield.core.filters.triton.segments import has_kernels
 
@@ -50,12 +50,6 @@ def choose_kind(name: str, features: Tensor, double: bool, tolerance: float = TO
     """ "exact" or "lattice"; "auto" is exact up to `MAX_EXACT_SECONDS` per application.
 
     Without a GPU "auto" means what it means on the CPU.
-
-    Args:
-        name: "exact", "lattice" or "auto".
-        features: On the device.  # (n, d)
-        double: Whether to compute in float64.
-        tolerance: Tolerance of the exact filter in float32.
     """
     n = len(features)
     if name != "auto" or not features.is_cuda:
@@ -87,23 +81,16 @@ class DeviceFilter(HostPlan):
         tolerance: float = TOLERANCE, blur: Blur | None = None,
     ) -> None:  # fmt: skip
         need("torch")
-        self.host = features
-        self.double = double
-        self.tolerance = tolerance
         writable = features if features.flags.writeable else features.copy()  # torch insists
         self.features = torch.from_numpy(writable).to(device)
         """On the device, as given.  # (n, d)"""
         self.kind = choose_kind(kind, self.features, double, tolerance)
         self.n = len(features)
         tiled = not double and has_kernels(self.features) and self.n > MATRIX_POINTS
-        self.plan: Plan = make_plan(
-            self.features,
-            self.kind,
-            tiled=tiled,
-            dtype=torch.float64,
-            tolerance=tolerance,
+        self.plan = make_plan(
+            self.features, self.kind, tiled=tiled, dtype=torch.float64, tolerance=tolerance,
             blur=blur,
-        )
+        )  # fmt: skip
 
     @property
     def name(self) -> str:  # type: ignore[override]

@@ -94,12 +94,7 @@ def as_tf32(x: Tensor) -> Tensor:
 def moments_of(plan: ExactPlan, features: Tensor) -> Tensor:
     """Features in two parts, and ones, in the plan's order; 0 for points that aren't there.
 
-    Args:
-        plan: Plan of the points.
-        features: The points, near 0.  # (n, d)
-
-    Returns:
-        # (a power of two above 2d, places)
+    # (n, d) -> (a power of two above 2d, places)
     """
     d = plan.d
     width = max(16, 1 << (2 * d).bit_length())
@@ -123,17 +118,9 @@ def channels_per_pass(tensor: Tensor) -> int:
 
 
 def pull(plan: ExactPlan, features: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient of Σ_ij k_ij a_i·b_j with respect to the features.
+    """See `Plan.pull`. Errors are about 1e-3 of the sums of absolute values.
 
-    Args:
-        plan: Plan of the features.
-        features: What the plan was made of; the nearer to 0, the smaller the errors.  # (n, d)
-        a: # (n, c) float32
-        b: # (n, c) float32
-
-    Returns:
-        The gradient, and a_i·(K b)_i + b_i·(K a)_i. Errors are about 1e-3 of the sums of absolute
-        values.  # (n, d), (n, 1)
+    ``features`` are what the plan was made of; the nearer to 0, the smaller the errors.
     """
     n, d = features.shape
     if not n or not a.shape[1]:

@@ -54,14 +54,7 @@ def explore(sweeper: Sweeper, chains: Chains, order: VisitOrder | None = None) -
 
     While they cool, nothing waits for the device; a chain that needs fewer sweeps than others
     rests. When polishing, each chain stops by itself, and the host looks every few sweeps.
-
-    Args:
-        sweeper: The field.
-        chains: What to run.
-        order: Groups of variables to visit; graph colors by default.
-
-    Returns:
-        Marginals, their F (evaluated anew, in float64) and sweeps.
+    ``order`` are groups of variables to visit, graph colors by default.
     """
     visits = sweeper.colors if order is None else order
     arrays = [f.name for f in fields(Chains) if isinstance(getattr(chains, f.name), np.ndarray)]
@@ -174,11 +167,7 @@ def _polish(
 def repeat(step: Callable[[], None], times: int, launches: int, sweeper: Sweeper) -> None:
     """Call ``step`` so many times; recorded as a CUDA graph where launching would dominate.
 
-    Args:
-        step: Launches kernels on fixed tensors and asks nothing of the host.
-        times: How often.
-        launches: Kernels in a step.
-        sweeper: Whose device.
+    It makes so many ``launches`` on fixed tensors, and asks nothing of the host.
     """
     record = sweeper.device.type == "cuda" and (times - 1) * launches >= RECORD_FROM
     for _ in range(min(times, 1) if record else times):  # the first compiles, too
@@ -241,14 +230,9 @@ class DeviceForests:
         return torch.tensor(values, dtype=torch.float64, device=self.sweeper.device)
 
     def run(self, q: Tensor, which: Ints, betas: Tensor, sweeps: Ints, seeds: Tensor) -> None:
-        """All sweeps of some chains, which then have other labels.
+        """All sweeps of some chains, which then have other labels; see `ForestSchedule`.
 
-        Args:
-            q: Labellings as marginals, changed in place.  # (chains, size)
-            which: Chains to move.
-            betas: Inverse temperatures.  # (times, chains)
-            sweeps: Number of sweeps of each chain.  # (chains,)
-            seeds: int64 with the bits of a uint64.  # (chains,)
+        ``q`` are labellings as marginals, changed in place.  # (chains, size)
         """
         s = self.sweeper
         room = torch.zeros((len(which), s.size), dtype=torch.float64, device=s.device)
@@ -268,15 +252,9 @@ class DeviceForests:
 
 
 def by_level(start: Ints, level: Ints) -> tuple[Ints, Ints, Ints]:
-    """Places of several forests, level by level.
+    """Places of forests level by level, bounds of levels, and each forest's first level.
 
-    Args:
-        start: First place of each forest.  # (forests + 1,)
-        level: Level of each place in its forest: 0, 1, …
-
-    Returns:
-        The places; the bounds of all levels; the first level of each forest, and one after the
-        last.
+    ``start`` is the first place of each forest, ``level`` that of each place in its forest.
 
     Example:
         >>> by_level(np.array([0, 3, 5]), np.array([1, 0, 0, 0, 1]))

@@ -221,5 +221,5 @@ def forest_chains(
                 i = tl.load(forest.rest + k + lane, mask=live, other=0)
                 rank = tl.load(forest.rest_rank + k + lane, mask=live, other=0)
                 u = uniform(seed, (end - first + rank).to(tl.int64) + (t + 1) * n)
-                visit(own, None, i, live, beta, u, True, field, VisitKind(draw=True), WORKING)
+                visit(own, i, live, beta, u, True, field, VisitKind(draw=True), WORKING)
             tl.debug_barrier()

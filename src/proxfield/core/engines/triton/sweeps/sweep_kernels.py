@@ -70,7 +70,6 @@ class Turns(NamedTuple):
     """What visits to variables in each of some chains read and leave."""
 
     members: Tensor  # the variables, group after group
-    theta: Tensor | None  # natural parameters, if they are wanted; like q
     betas: Tensor  # inverse temperatures; a chain with 0 rests  # (times, chains)
     clock: Tensor  # the time now  # (1,) int64
     luck: Luck | None  # what is drawn with, if anything is
@@ -268,7 +267,7 @@ def plus_negative_entropy(x):
 
 
 @jit
-def visit(q, theta, i, live, beta, u, draw, field, MOVING: constexpr, WORKING: constexpr):
+def visit(q, i, live, beta, u, draw, field, MOVING: constexpr, WORKING: constexpr):
     """Minimize E − H/β (or E, if greedy) over each of some variables that don't interact.
 
     Returns the change of F (0 unless it is wanted) and the largest change of q.
@@ -305,8 +304,6 @@ def visit(q, theta, i, live, beta, u, draw, field, MOVING: constexpr, WORKING: c
     after = p.to(before.dtype)
     tl.debug_barrier()  # small tiles are held by several threads: all must have read q by now
     tl.store(q + at, after, mask=free)
-    if theta is not None:
-        tl.store(theta + at, (beta * (g - low)).to(before.dtype), mask=free)
     new = after.to(tl.float64)
     moved = tl.max(tl.max(tl.where(free, tl.abs(new - old), 0.0), 1), 0)
     delta = tl.zeros((BV, L), tl.float64)
@@ -331,9 +328,6 @@ def visit_group(
     chain = tl.program_id(1).to(tl.int64)
     time = tl.load(turns.clock)
     beta = tl.load(turns.betas + time * tl.num_programs(1) + chain)
-    theta = turns.theta
-    if theta is not None:
-        theta += chain * size
     if beta > 0.0:
         k = block * BV + tl.arange(0, BV)
         live = k < count
@@ -343,9 +337,7 @@ def visit_group(
         if MOVING.draw:
             draw = tl.load(turns.luck.drawn + chain) != 0
             u = uniform(tl.load(turns.luck.seeds + chain), (time + 1) * n + i)
-        delta, moved = visit(
-            q + chain * size, theta, i, live, beta, u, draw, field, MOVING, WORKING
-        )
+        delta, moved = visit(q + chain * size, i, live, beta, u, draw, field, MOVING, WORKING)
         to = turns.parts + (chain * parts_in_row + part + block) * 2
         tl.store(to, delta)
         tl.store(to + 1, moved)
@@ -362,7 +354,7 @@ def visit_in_turn(q, turns, count, field, MOVING: constexpr, WORKING: constexpr)
     for k in range(0, count):
         i = tl.load(turns.members + k + one)
         u = tl.zeros((1,), tl.float64)
-        delta, moved = visit(q, turns.theta, i, live, beta, u, False, field, MOVING, WORKING)
+        delta, moved = visit(q, i, live, beta, u, False, field, MOVING, WORKING)
         total += delta
         change = tl.maximum(change, moved)
         tl.debug_barrier()  # the next one's neighbors read what this one has written

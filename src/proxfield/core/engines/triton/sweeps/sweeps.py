@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from proxfield.core.common.arrays import Array
 from proxfield.core.compiled.graphs import greedy_colors
 from proxfield.core.compiled.jit import kernel
-from proxfield.core.devices.cuda import interpreted, need, torch
+from proxfield.core.devices.cuda import torch
 from proxfield.core.devices.tensors import Tensor, TorchDevice, TorchDtype
 from proxfield.core.engines.numba.general import GeneralPack
 from proxfield.core.engines.numba.pack import pack_general
-from proxfield.core.engines.triton.device_pack import power_of_two
+from proxfield.core.engines.triton.device_pack import default_device, power_of_two
 from proxfield.core.engines.triton.sweeps.sweep_kernels import (
     DeviceEnergies,
     Luck,
@@ -35,8 +35,7 @@ from proxfield.core.engines.triton.sweeps.sweep_kernels import (
 )
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.lowering.merging import compressed_rows
-from proxfield.core.terms.base import Floats, Ints, missing, offers
-from proxfield.errors import InputError, UnsupportedError
+from proxfield.core.terms.base import Floats, Ints
 
 if TYPE_CHECKING:
     from proxfield.core.engines.triton.sweeps.chains import DeviceForests
@@ -53,17 +52,12 @@ THREADS = 128
 
 @dataclass(frozen=True)
 class VisitOrder:
-    """An order of visits on the device.
+    """An order of visits on the device."""
 
-    Attributes:
-        members: The variables.  # (m,)
-        starts: Bounds of the groups that move together; None: each alone, in this order.
-        parts: Where each group's partial sums start, and their number.  # (groups + 1,)
-    """
-
-    members: Tensor
+    members: Tensor  # the variables  # (m,)
     starts: list[int] | None
-    parts: list[int]
+    """Bounds of the groups that move together; None: each alone, in this order."""
+    parts: list[int]  # where each group's partial sums start, and their number  # (groups + 1,)
 
 
 class Sweeper:
@@ -71,29 +65,13 @@ class Sweeper:
 
     Any numbers of labels, Potts and Ising weights, tables of any arity. Energies are held in the
     type of q; gradients, sums and changes of F are float64. No atomics: the same input gives the
-    same bits.
-
-    Args:
-        lowered: The field; all of its terms must be lowered to tables.
-        dtype: "float32" or "float64", the type of q and θ.
-        device: A torch device; by default the current CUDA device, or the CPU under Triton's
-            interpreter.
+    same bits. All terms of the field must be lowered to tables; ``dtype`` is the type of q.
     """
 
-    def __init__(
-        self, lowered: Lowered, dtype: str = "float32", device: TorchDevice = None
-    ) -> None:
-        need("torch", "triton")
-        for term in lowered.extras:
-            if not offers(term, "neighbors"):
-                raise missing(term, "neighbors", "sweep, colored and rounding")
-        if lowered.extras:
-            raise UnsupportedError("sweep, colored and rounding need every term lowered to tables")
-        if device is None:
-            device = "cpu" if interpreted() else torch.device("cuda", torch.cuda.current_device())
+    def __init__(self, lowered: Lowered, dtype: str, device: TorchDevice = None) -> None:
         self.lowered, self.layout = lowered, lowered.layout
         self.n, self.size = self.layout.n_vars, self.layout.size
-        self.device = torch.device(device)
+        self.device = default_device(device)
         self.dtype = getattr(torch, str(np.dtype(dtype)))
         pack, self.constant = pack_general(lowered, np.dtype(dtype))
         self.energies, self.index = self._upload(pack)
@@ -135,8 +113,7 @@ class Sweeper:
     def _choose(self, pack: GeneralPack) -> tuple[Working, Working]:
         """Which parts of the kernels this field needs, and the shapes they work in.
 
-        Returns:
-            For groups, and for one variable at a time, which has more lanes for edges.
+        Both for groups and for one variable at a time, which has more lanes for edges.
         """
         cards = np.diff(pack.offset)
         labels = power_of_two(int(cards.max(initial=1)))
@@ -171,8 +148,8 @@ class Sweeper:
     def forests(self) -> DeviceForests:
         """Forests for chains that move by them, made when they are first needed."""
         module = import_module("proxfield.core.engines.triton.sweeps.chains")
-        forests: DeviceForests = module.DeviceForests(self)
-        return forests
+        made: DeviceForests = module.DeviceForests(self)
+        return made
 
     def in_order(self, variables: Ints) -> VisitOrder:
         """Visits that do the same as going through ``variables`` one after another.
@@ -209,31 +186,22 @@ class Sweeper:
         self.energies.unary[: self.size].copy_(torch.as_tensor(unary))
 
     def sweep(
-        self, q: Tensor, theta: Tensor | None, variables: Array, starts: Array | None = None,
-        beta: float = 1.0,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """One sweep: each variable's q to the minimum of E − H/β, θ to β·g
-        (shifted so that its least is 0).
+        self, q: Tensor, variables: Array, starts: Array | None = None, beta: float = 1.0
+    ) -> tuple[Tensor, Tensor]:
+        """One sweep: each variable's q to the minimum of E − H/β.
 
         Without ``starts`` the result is that of one variable after another. Such an order is done
         by levels where that is possible; otherwise a single program walks through it, which
-        takes about a microsecond a variable however many processors there are.
-
-        Args:
-            q: Marginals, changed in place.  # (size,)
-            theta: Natural parameters, changed in place; None: not wanted.  # (size,)
-            variables: The order, an array. The same array object is prepared only once.  # (m,)
-            starts: Bounds of groups whose members don't interact; they move together.
-            beta: Inverse temperature.
+        takes about a microsecond a variable however many processors there are. The same array
+        object of ``variables`` is prepared only once.
 
         Returns:
             The change of F and the largest change of q, float64 tensors on the device (nothing
             waits for it). The change of F is −inf if q gave weight to an impossible label.
         """
-        self.check(q)
         visits = self._prepared(variables, starts)
         betas = torch.full((1, 1), beta, dtype=torch.float64, device=self.device)
-        turns = self.turns(visits, betas, theta)
+        turns = self.turns(visits, betas)
         if visits.starts is None:
             with self.here():
                 visit_in_turn[(1,)](
@@ -248,16 +216,9 @@ class Sweeper:
     def descend(self, q: Tensor, sweeps: int) -> Tensor:
         """Cheapest labels, a color after another, until none changes: E never rises.
 
-        An equally cheap label that is held stays.
-
-        Args:
-            q: Marginals; left as they are.  # (size,)
-            sweeps: Maximum number of sweeps.
-
-        Returns:
-            A new tensor, one-hot wherever a label is possible.
+        An equally cheap label that is held stays. Returns a new tensor, one-hot wherever a label is
+        possible.  # (size,)
         """
-        self.check(q)
         q = q.clone()
         betas = torch.ones((1, 1), dtype=torch.float64, device=self.device)
         turns = self.turns(self.colors, betas)
@@ -268,15 +229,7 @@ class Sweeper:
         return q
 
     def free_energy(self, q: Tensor) -> Tensor:
-        """F of one state or of many, on the device; sums in float64.
-
-        Args:
-            q: # (size,) or (chains, size)
-
-        Returns:
-            # () or (chains,), float64
-        """
-        self.check(q)
+        """F of one state or of many, in float64.  # (size,) or (chains, size) -> () or (chains,)"""
         many = q.reshape(-1, self.size) if self.size else q.reshape(len(q) if q.ndim > 1 else 1, 0)
         blocks = -(-self.n // self.working.block)
         parts = torch.zeros((len(many), blocks), dtype=torch.float64, device=self.device)
@@ -291,24 +244,17 @@ class Sweeper:
 
     # ---- what chains build upon ----
 
-    def turns(
-        self, visits: VisitOrder, betas: Tensor, theta: Tensor | None = None,
-        luck: Luck | None = None,
-    ) -> Turns:  # fmt: skip
+    def turns(self, visits: VisitOrder, betas: Tensor, luck: Luck | None = None) -> Turns:
         """What `visit` reads and leaves, at time 0; see `Turns`."""
         shape = (betas.shape[1], max(1, visits.parts[-1]), 2)
         parts = torch.zeros(shape, dtype=torch.float64, device=self.device)
         clock = torch.zeros(1, dtype=torch.int64, device=self.device)
-        return Turns(visits.members, theta, betas, clock, luck, parts)
+        return Turns(visits.members, betas, clock, luck, parts)
 
     def visit(self, q: Tensor, visits: VisitOrder, turns: Turns, moving: VisitKind) -> None:
         """Visit group after group in each of some chains; only launches, nothing is allocated.
 
-        Args:
-            q: Marginals, changed in place.  # (chains, size) or (size,)
-            visits: Groups.
-            turns: See `turns`.
-            moving: How variables move.
+        ``q`` is changed in place.  # (chains, size) or (size,)
         """
         assert visits.starts is not None, "an order without groups"
         with self.here():
@@ -322,31 +268,18 @@ class Sweeper:
                     MOVING=moving, WORKING=self.working, num_warps=THREADS // 32, num_stages=1,
                 )  # fmt: skip
 
-    def check(self, q: Tensor) -> None:
-        """Raises unless a state is what the kernels expect."""
-        good = q.dtype == self.dtype and q.shape[-1] == self.size and q.is_contiguous()
-        if not good or q.device.type != self.device.type:
-            raise InputError(
-                f"expected contiguous marginals of {self.size} entries, {self.dtype} on "
-                f"{self.device}; got {tuple(q.shape)}, {q.dtype} on {q.device}"
-            )
-
-    def here(self) -> AbstractContextManager[object]:
+    def here(self) -> AbstractContextManager[Any]:
         """A context in which kernels start on this device."""
-        if self.device.type != "cuda":
-            return nullcontext()
-        found: AbstractContextManager[object] = torch.cuda.device(self.device)
-        return found
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
 
 def slots_of(pack: GeneralPack) -> tuple[Ints, Ints]:
     """Tables over three or more variables, as the kernels walk them.
 
-    Returns:
-        For each slot, by variable: the table's position, the stride of the slot's label, the
-        number of rows that the other labels make, the factor's first slot, its arity, and the
-        slot's place in it; and for each slot in the factors' order the first entry of its
-        variable, its number of labels and the stride.  # (slots, 6), (slots, 3)
+    For each slot, by variable: the table's position, the stride of the slot's label, the number of
+    rows that the other labels make, the factor's first slot, its arity, and the slot's place in it;
+    and for each slot in the factors' order the first entry of its variable, its number of labels
+    and the stride.  # (slots, 6), (slots, 3)
     """
     first, end = pack.factor_slot[:-1], pack.factor_slot[1:]
     cards = np.diff(pack.offset)[pack.slot_variable]
@@ -378,12 +311,7 @@ def level_of(row: Ints, column: NDArray[np.int32], order: Ints) -> Ints:
     """The level of each variable, one more than the highest among its earlier neighbors.  # (n,)
 
     A random order has few levels (about as many as its longest rising path through the graph), the
-    reading order of a grid has rows + columns.
-
-    Args:
-        row: Starts of each variable's neighbors.  # (n + 1,)
-        column: Neighbors.
-        order: Variables in the order of their visits.
+    reading order of a grid has rows + columns. Neighbors are in compressed rows.
     """
     level = np.full(len(row) - 1, -1, dtype=np.int64)
     for k in range(len(order)):
@@ -407,13 +335,8 @@ def neighbor_rows(lowered: Lowered) -> tuple[Ints, NDArray[np.int32]]:
 def grouped(variables: Ints, group: Ints, degree: Ints) -> tuple[Ints, Ints]:
     """Variables by group, and inside it by degree, so that those done together take as long.
 
-    Args:
-        variables: The order so far.  # (m,)
-        group: Group of each of them: 0, 1, …  # (m,)
-        degree: Degree of each variable of the field.  # (n,)
-
-    Returns:
-        The new order and the bounds of its groups.  # (m,), (groups + 1,)
+    ``group`` is that of each of them, ``degree`` of all variables of the field. Also the bounds of
+    groups.  # (m,), (groups + 1,)
 
     Example:
         >>> grouped(np.array([2, 0, 1]), np.array([1, 0, 1]), np.array([1, 2, 1]))

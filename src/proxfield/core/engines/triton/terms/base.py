@@ -7,15 +7,19 @@ iteration.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from proxfield.core.devices.cuda import need, torch
+from proxfield.core.common.arrays import Floats, Ints
+from proxfield.core.devices.cuda import torch
 from proxfield.core.devices.tensors import Tensor, TorchDevice
 from proxfield.core.engines.terms import implementation
+from proxfield.core.filters.triton.segments import SegmentSum
 from proxfield.core.terms.base import Layout, Term
+from proxfield.core.terms.consistency import LOG_TINY, Consistency
+from proxfield.core.terms.cooccurrence import Cooccurrence, envelope
 
 
 class DeviceTerm(Protocol):
@@ -28,15 +32,7 @@ class DeviceTerm(Protocol):
     """
 
     def add_gradient(self, q: Tensor, out: Tensor) -> Tensor:
-        """Add dE/dq at ``q`` to ``out``.
-
-        Args:
-            q: Marginals.  # (size,)
-            out: Changed in place, of the same type.  # (size,)
-
-        Returns:
-            The term's energy, on the device.  # () float64
-        """
+        """Add dE/dq at ``q`` to ``out``, of the same type; returns the energy.  # () float64"""
 
 
 class HostTerm:
@@ -58,46 +54,102 @@ class HostTerm:
 
 
 def on_device(term: Term, layout: Layout, dtype: str, device: TorchDevice) -> DeviceTerm:
-    """A term on a device.
-
-    Args:
-        term: The term; what is changed in it later has no effect.
-        layout: Layout of the field.
-        dtype: "float32" or "float64": of marginals and gradients.
-        device: A device of torch.
-    """
-    need("torch")
-    name = np.dtype(dtype).name
-    place = torch.device(device)
+    """A term on a device; what is changed in it later has no effect."""
     maker = implementation(term, "cuda") or HostTerm
-    made: DeviceTerm = maker(term, layout, name, place)
+    made: DeviceTerm = maker(term, layout, np.dtype(dtype).name, torch.device(device))
     return made
 
 
-def frame_key(term: Term) -> Hashable | None:
-    """What terms of several fields have in common that a device can evaluate as one.
+def frames_class(term: Term) -> Any:
+    """The class that evaluates terms of several fields as one on a device; None if there is none.
 
-    None if there is no such implementation. One that can evaluate terms together offers
-    ``frame_key(term)``; ``together(terms, layout, dtype, device)``, which makes a `DeviceTerm` of
-    all fields, one after another, whose energy is one number per field, and which has a method
-    ``set_terms(terms)``; and ``kept_with(term, device)``, see there.
+    An implementation that has one names it so. It is made of (terms, layout, dtype, device), a
+    `DeviceTerm` of all fields, one after another, with one energy per field. It offers
+    ``frame_key(term)``, what terms have in common that can be one, and ``kept_with(term, device)``,
+    where to keep what should live as long as what they share; its objects have ``set_terms(terms)``
+    and ``take_frames(other)``.
     """
-    key = getattr(implementation(term, "cuda"), "frame_key", None)
-    found: Hashable | None = None if key is None else key(term)
-    return found
+    return getattr(implementation(term, "cuda"), "frames_class", None)
 
 
-def together(terms: Sequence[Term], layout: Layout, dtype: str, device: TorchDevice) -> DeviceTerm:
-    """Terms of several fields with the same layout and `frame_key`, as one term."""
-    maker = implementation(terms[0], "cuda")
-    assert maker is not None, "they have a key"
-    made: DeviceTerm = maker.together(terms, layout, dtype, device)  # type: ignore[attr-defined]
-    return made
+class ConsistencyOnDevice:
+    """A `Consistency` term on a device: products as sums of logarithms, zeros counted apart.
+
+    Sums run over lists of members by segment, and over lists of memberships by variable where
+    segments overlap: nothing is added atomically.
+    """
+
+    capturable = True
+
+    def __init__(self, term: Consistency, layout: Layout, dtype: str, device: TorchDevice) -> None:
+        self.device = torch.device(device)
+        self.members = len(term.members)
+        if self.members == 0:
+            return
+        labels = int(layout.cardinalities[term.members[0]])
+        sizes = term.sizes
+        self.weights = self._put(term.weights)  # (S, labels) or (S, 1)
+        self.constant = float(term.weights.max(axis=1).sum())
+        self.owner = self._put(np.repeat(np.arange(len(sizes)), sizes))  # segment of each member
+        self.by_segment = SegmentSum(self._put(term.starts[:-1]), self._put(sizes))
+        # a variable's entries follow each other, so the first ones tell them all
+        first = layout.offsets[term.members]
+        label = np.arange(labels)
+        self.entry = self._put(first[:, None] + label)  # (members, labels)
+        self.by_variable: SegmentSum | None = None
+        self.target = self.entry
+        if term.overlapping:
+            order = np.argsort(term.members, kind="stable")
+            _, begin, count = np.unique(term.members[order], return_index=True, return_counts=True)
+            self.by_variable = SegmentSum(
+                self._put(begin), self._put(count), self._put(order.astype(np.int32))
+            )
+            self.target = self._put(first[order[begin]][:, None] + label)
+
+    def _put(self, values: Floats | Ints | NDArray[np.int32]) -> Tensor:
+        return torch.from_numpy(np.array(values)).to(self.device)
+
+    def add_gradient(self, q: Tensor, out: Tensor) -> Tensor:
+        """See `DeviceTerm`."""
+        if self.members == 0:
+            return torch.zeros((), dtype=torch.float64, device=q.device)
+        p = q[self.entry].to(torch.float64)  # (members, labels)
+        zero = (p <= 0).to(torch.float64)
+        logs = torch.log(p + zero)
+        labels = p.shape[1]
+        sums = self.by_segment(torch.cat([logs, zero], dim=1))  # (S, 2 · labels)
+        total, zeros = sums[:, :labels], sums[:, labels:]
+        agree = torch.where((zeros < 0.5) & (total > LOG_TINY), torch.exp(total), 0.0)
+        energy = self.constant - (self.weights * agree).sum()
+        others = total[self.owner] - logs
+        alive = (others > LOG_TINY) & (zeros[self.owner] - zero < 0.5)
+        product = torch.where(alive, torch.exp(others.clamp(min=LOG_TINY)), 0.0)
+        added = -self.weights[self.owner] * product
+        if self.by_variable is not None:
+            added = self.by_variable(added)
+        out[self.target] = out[self.target] + added.to(out.dtype)
+        return energy
 
 
-def kept_with(term: Term, device: TorchDevice) -> dict[Hashable, Any]:
-    """Where to keep what should live as long as what a term shares with others of its key."""
-    maker = implementation(term, "cuda")
-    assert maker is not None, "it has a key"
-    kept: dict[Hashable, Any] = maker.kept_with(term, device)  # type: ignore[attr-defined]
-    return kept
+class CooccurrenceOnDevice:
+    """`Cooccurrence` with ``latent="implicit"``: pixels on the device, classes on the host."""
+
+    capturable = False
+
+    def __init__(self, term: Cooccurrence, layout: Layout, dtype: str, device: TorchDevice) -> None:
+        self.term = term
+        self.device = torch.device(device)
+        common = layout.common
+        start = int(layout.offsets[term.first]) if common is None else term.first * common
+        self.at = slice(start, start + term.pixels * term.n_labels)
+        self.classes = torch.from_numpy(np.array(term.classes)).to(self.device)
+
+    def add_gradient(self, q: Tensor, out: Tensor) -> Tensor:
+        """See `DeviceTerm`."""
+        rows = q[self.at].view(-1, self.term.n_labels)
+        absent = self.term.kappa * rows.sum(0, dtype=torch.float64)[self.classes]
+        energy, off = envelope(absent.cpu().numpy(), self.term.weights)
+        row = torch.zeros(self.term.n_labels, dtype=out.dtype, device=self.device)
+        row[self.classes] = torch.from_numpy(self.term.kappa * off).to(row)
+        out[self.at].view(-1, self.term.n_labels).add_(row)
+        return torch.tensor(energy, dtype=torch.float64, device=self.device)

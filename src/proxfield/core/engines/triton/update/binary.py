@@ -61,7 +61,7 @@ from proxfield.core.engines.triton.update.kinds import (
 )
 
 if TYPE_CHECKING:
-    from proxfield.core.engines.triton.state import Slot
+    from proxfield.core.engines.triton.device_pack import Slot
 
 READ_BLOCK = 1024
 """Entries of one program that reads marginals."""

@@ -112,12 +112,16 @@ class LabelMeans(NamedTuple):
 
 
 @jit
+def instruction(y, ASSEMBLY: constexpr):
+    """One instruction of a GPU on float32."""
+    return tl.inline_asm_elementwise(ASSEMBLY, "=f,f", [y], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@jit
 def root(y):
     """√y; for float32 by the unit for it."""
     if _NATIVE and y.dtype == tl.float32:
-        return tl.inline_asm_elementwise(
-            "sqrt.approx.ftz.f32 $0, $1;", "=f,f", [y], dtype=tl.float32, is_pure=True, pack=1
-        )
+        return instruction(y, "sqrt.approx.ftz.f32 $0, $1;")
     else:
         return tl.sqrt(y)
 
@@ -196,9 +200,7 @@ def put_moments(by, here, first, second, RULE: constexpr, EVEN: constexpr):
 def reciprocal(y):
     """1 / y for y between 1 and a few thousands; one instruction for float32."""
     if _NATIVE and y.dtype == tl.float32:
-        return tl.inline_asm_elementwise(
-            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [y], dtype=tl.float32, is_pure=True, pack=1
-        )
+        return instruction(y, "rcp.approx.ftz.f32 $0, $1;")
     else:
         return 1.0 / y
 
@@ -207,10 +209,7 @@ def reciprocal(y):
 def ratio(x):
     """exp(−2|x|); for float32 by the unit for it, results below 1e-38 as 0."""
     if _NATIVE and x.dtype == tl.float32:
-        return tl.inline_asm_elementwise(
-            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [tl.abs(x) * -2.8853900817779268],
-            dtype=tl.float32, is_pure=True, pack=1,
-        )  # fmt: skip
+        return instruction(tl.abs(x) * -2.8853900817779268, "ex2.approx.ftz.f32 $0, $1;")
     else:
         return tl.exp(-2.0 * tl.abs(x))
 
@@ -225,10 +224,7 @@ def larger(a, b):
 def log_near(y):
     """log y; for float32 to 2e-7 absolute near 1, by the unit for it."""
     if _NATIVE and y.dtype == tl.float32:
-        two = tl.inline_asm_elementwise(
-            "lg2.approx.ftz.f32 $0, $1;", "=f,f", [y], dtype=tl.float32, is_pure=True, pack=1
-        )
-        return two * 0.6931471805599453
+        return instruction(y, "lg2.approx.ftz.f32 $0, $1;") * 0.6931471805599453
     else:
         return tl.log(y)
 
@@ -252,15 +248,8 @@ def spin(x):
 def binary_update(x, m, g, bias, u, v, steps, numbers, RULE: constexpr):
     """One update of binary variables.
 
-    Args:
-        x: Half the difference of the natural parameters.
-        m: ½ tanh x.
-        g: Σ −W m over neighbors, without the bias.
-        bias: Difference of the unary energies; ±inf where a label is impossible.
-        u: First moment.
-        v: Second moment.
-        steps: See `Steps`.
-        numbers: See `Numbers`.
+    ``x`` is half the difference of the natural parameters, ``m`` ½ tanh x, ``g`` Σ −W m over
+    neighbors, ``bias`` the difference of the unary energies, ±inf where a label is impossible.
 
     Returns:
         (new x, new m, u, v, change, F before it in float64). The change is over the step unless
@@ -311,10 +300,7 @@ def binary_update(x, m, g, bias, u, v, steps, numbers, RULE: constexpr):
 def exponential(x):
     """exp(−x) for x ≥ 0; for float32 by the unit for it, results below 1e-38 as 0."""
     if _NATIVE and x.dtype == tl.float32:
-        return tl.inline_asm_elementwise(
-            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x * -1.4426950408889634],
-            dtype=tl.float32, is_pure=True, pack=1,
-        )  # fmt: skip
+        return instruction(x * -1.4426950408889634, "ex2.approx.ftz.f32 $0, $1;")
     else:
         return tl.exp(-x)
 
@@ -323,15 +309,8 @@ def exponential(x):
 def label_update(theta, q, gradient, u, v, steps, numbers, inside, RULE: constexpr):
     """One update of variables with any labels; tiles are (variables, labels).
 
-    Args:
-        theta: −log q, or one of its stand-ins.
-        q: exp(−θ), 0 outside.
-        gradient: dE/dq, +inf where a label is impossible (if ``RULE.hard``).
-        u: First moment.
-        v: Second moment.
-        steps: See `Steps`.  # (variables, 1)
-        numbers: See `Numbers`.
-        inside: Which entries of the tile are labels.
+    ``theta`` is −log q or one of its stand-ins, ``q`` exp(−θ), 0 outside, ``gradient`` dE/dq, +inf
+    where a label is impossible (if ``RULE.hard``). Steps are (variables, 1).
 
     Returns:
         (new θ, u, v, change of each variable over the step).
