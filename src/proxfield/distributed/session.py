@@ -188,9 +188,9 @@ class PartSession(Session):
         self.memory.update(found["memory"])
         if len(found["best"]):
             loop.keep(float(found["best_f"]), found["best"])
-        iteration, *columns = (found[f"trace {name}"] for name in ROW)
-        if len(iteration):
-            loop.pieces.append(Trace(iteration.astype(np.int64), *columns, [""] * len(iteration)))
+        count, seconds, f, change = (found[f"trace {name}"] for name in ROW)
+        if len(count):
+            loop.pieces.append(Trace(count.astype(int), seconds, f, change, [""] * len(count)))
         if "first" in found:
             rows = Rows(found["f"], found["change"], float(found["period2"]))
             run = Run(loop, self.limits)

@@ -56,8 +56,8 @@ def write_arrays(path: Target, holds: str, header: Record, arrays: Arrays) -> No
             path=display_name(path),
         ) from None
     buffer = io.BytesIO()
-    header_bytes = np.frombuffer(text.encode(), np.uint8)
-    np.savez_compressed(buffer, header=header_bytes, **arrays)
+    content: Record = {"header": np.frombuffer(text.encode(), np.uint8), **arrays}
+    np.savez_compressed(buffer, **content)
     atomic_write(path, buffer.getvalue())
 
 

@@ -254,8 +254,8 @@ class _Collector:
     def _add_block(
         self, number: int, block: Block, shape: tuple[int, ...], observed: Ints, place: Ints
     ) -> None:
-        form = block.form
-        form = form if isinstance(form, str) else (form.shape, form.tobytes())
+        own = block.form
+        form = own if isinstance(own, str) else (own.shape, own.tobytes())
         indexed = block.index is not None
         key = (block.name, shape, form, block.n_tables, indexed)
         if key not in self.shared:
