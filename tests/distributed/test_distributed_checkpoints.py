@@ -125,7 +125,7 @@ ATTEMPTS = """
     folder = {folder!r}
 
     def attempt(number, killed, at):
-        transport = Sockets(rank, 2, "127.0.0.1", {ports!r}[number], 30.0)
+        transport = Sockets(rank, 2, 30.0).meet("127.0.0.1", {ports!r}[number])
         written, fsync = [0], os.fsync
 
         def counted(file):

@@ -9,8 +9,8 @@ import proxfield as pf
 from helpers import KERNELS
 from proxfield.core.engines import compile_program
 from proxfield.distributed import Partition, Transport, grid_partition, infer, run_threads
-from proxfield.distributed.curvature import curvature_of
 from proxfield.distributed.grid import Tiling
+from proxfield.distributed.spectrum import SpreadCurvature
 from proxfield.generate import grid
 from random_fields import random_field
 
@@ -315,7 +315,7 @@ def test_grids_built_in_parts_are_as_on_one_process(case):
         return (
             Tiling.make(transport, shape, parts).box,
             result,
-            curvature_of(part, "cpu").largest,
+            SpreadCurvature(part.lowered, partition=part).largest,
         )
 
     several = run_threads(size, work)
@@ -337,7 +337,7 @@ def test_lambda_of_a_larger_grid_is_that_of_one_process():
     def work(transport):
         by_box = {o: (lambda box, w=w: w[box]) for o, w in weights.items()}
         part = grid_partition(transport, (30, 20), energies, by_box, n_labels=3)
-        return curvature_of(part, "cpu").largest
+        return SpreadCurvature(part.lowered, partition=part).largest
 
     exact = pf.Curvature(field.lower(), field).largest
     np.testing.assert_allclose(run_threads(4, work), exact, rtol=1e-6)

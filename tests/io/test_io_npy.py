@@ -21,7 +21,7 @@ from proxfield.io import images
 from proxfield.io.files import naming_damage
 from proxfield.io.npy import map_array, stored_shape
 from proxfield.io.windows import open_sliced
-from proxfield.learn.files import read_arrays, write_arrays
+from proxfield.learn.estimator import read_arrays, write_arrays
 
 MUTANTS = 300
 SYNTAX = b"(){}[],:'\"\\\n\0#0123456789eEjL_.-<>|OVUSmM\xff"

@@ -9,8 +9,7 @@ import reference
 import proxfield as pf
 from proxfield.errors import InputError
 from proxfield.learn.decision_tree_field import DecisionTreeField
-from proxfield.learn.estimator import NotFittedError
-from proxfield.learn.files import write_arrays
+from proxfield.learn.estimator import NotFittedError, write_arrays
 from proxfield.learn.trees import HoledImage
 
 SMALL = {"unary_leaves": 6, "pair_leaves": 3, "features": 40, "reach": 5, "max_iters": 6}

@@ -14,7 +14,7 @@ from test_crf import make_data
 from proxfield import __version__
 from proxfield.errors import InputError
 from proxfield.learn import CRF, Graph, make_snakes, read_snakes
-from proxfield.learn.files import write_arrays
+from proxfield.learn.estimator import write_arrays
 from proxfield.learn.snakes import write_snakes
 
 

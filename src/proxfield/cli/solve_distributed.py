@@ -70,7 +70,7 @@ def gathered_text(result: PartResult, task: str) -> str:
     q, part = result.gather(), result.partition
     if q is None or part is None or part.whole is None:
         return ""
-    layout = part.whole.reduction.full
+    layout = part.whole.lowered.reduction.full
     if task == "MAR":
         return format_mar(list(layout.split(q)))
     return format_map(layout.best_labels(q))

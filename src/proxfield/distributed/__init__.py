@@ -1,10 +1,10 @@
 """One field over several processes: partitions, transports, `infer`; docs/how-to/distributed.md."""
 
 from proxfield.distributed.grid import grid_partition
-from proxfield.distributed.infer import infer
-from proxfield.distributed.part_result import PartResult
+from proxfield.distributed.infer import PartResult, infer
 from proxfield.distributed.partition import Partition
-from proxfield.distributed.transport import Alone, Transport, connect, run_threads
+from proxfield.distributed.sockets import run_threads
+from proxfield.distributed.transport import Alone, Transport, connect
 
 __all__ = [
     "Alone",

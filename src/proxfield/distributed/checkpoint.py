@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 import numpy as np
 
+from proxfield.core.common.arrays import Array
+from proxfield.core.common.records import Record
 from proxfield.core.engines.base import State
 from proxfield.distributed.transport import Transport, fail_together
 from proxfield.errors import InputError, UnsupportedError
@@ -35,12 +38,7 @@ def is_tensor(value: object) -> bool:
     return hasattr(value, "detach")
 
 
-def on_host(value: Any) -> Any:
-    """An array of numpy."""
-    return value.detach().cpu().numpy() if is_tensor(value) else value
-
-
-def parts_of(state: State) -> dict[str, Any]:
+def parts_of(state: State) -> Record:
     """Everything that a state holds, by name."""
     held = state.arrays
     values = dict(vars(held)) if hasattr(held, "__dict__") else {}
@@ -59,11 +57,12 @@ def parts_of(state: State) -> dict[str, Any]:
     return values
 
 
-def arrays_of(state: State) -> tuple[dict[str, Any], dict[str, Any]]:
+def arrays_of(state: State) -> tuple[Record, Record]:
     """The arrays of a state, and its other values, by name."""
     if state.memory and not set(state.memory) <= {"size"}:
         raise UnsupportedError("checkpoints can't hold what a custom rule remembers")
-    found = {k: on_host(v) for k, v in parts_of(state).items()}
+    parts = parts_of(state).items()
+    found = {k: v.detach().cpu().numpy() if is_tensor(v) else v for k, v in parts}
     arrays = {k: v for k, v in found.items() if isinstance(v, np.ndarray)}
     rest = {k: v for k, v in found.items() if not isinstance(v, np.ndarray)}
     plain = (type(None), bool, int, float)
@@ -72,7 +71,7 @@ def arrays_of(state: State) -> tuple[dict[str, Any], dict[str, Any]]:
     return arrays, {**rest, **{f"memory {k}": v for k, v in state.memory.items()}}
 
 
-def restore(state: State, arrays: dict[str, Any], values: dict[str, Any]) -> None:
+def restore(state: State, arrays: Record, values: Record) -> None:
     """Put a saved state into one of the same program."""
     parts, held = parts_of(state), state.arrays
     slot, packed = getattr(held, "slot", None), getattr(held, "arrays", None)
@@ -96,11 +95,10 @@ def restore(state: State, arrays: dict[str, Any], values: dict[str, Any]) -> Non
             state.memory[name.removeprefix("memory ")] = value
 
 
-def restore_slot(held: Any, name: str, value: Any) -> None:
+def restore_slot(held: Array, name: str, value: Array) -> None:
     """Put a saved value into a state of the engine cuda."""
-    torch: Any = import_module("torch")
     if isinstance(value, np.ndarray) and name != "pending":
-        value = torch.from_numpy(value).to(held.slot.buffers.device)
+        value = import_module("torch").from_numpy(value).to(held.slot.buffers.device)
     own = getattr(held.slot, name, None)
     if name == "pending":
         held.pending[:] = value
@@ -137,50 +135,37 @@ class Checkpoints:
         """This rank's file that names the last complete set."""
         return self.folder / f"rank-{self.transport.rank}-{INDEX}"
 
-    def save(self, state: State, run: dict[str, Any]) -> None:
+    def save(self, state: State, run: Record) -> None:
         """Write a set. Collective: if one rank can't, every rank raises `DistributedError`."""
-        number, problem = self.number + 1, ""
-        try:
+        number = self.number + 1
+        with self._writing():
             arrays, values = arrays_of(state)
             plain = {k: v for k, v in run.items() if not isinstance(v, np.ndarray)}
-            named = {f"run {k}": v for k, v in run.items() if isinstance(v, np.ndarray)}
+            named: Record = {f"run {k}": v for k, v in run.items() if isinstance(v, np.ndarray)}
             head = json.dumps({"format": FORMAT, "key": self.key, "values": values, "run": plain})
             named.update({f"state {k}": v for k, v in arrays.items()})
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._write(self.path(number), {"head": np.array(head), **named})
-        except (OSError, UnsupportedError) as error:
-            why = getattr(error, "strerror", None) or str(error)
-            problem = f"can't write a checkpoint in {self.folder.name}: {why}"
-        fail_together(self.transport, problem)
-        try:  # all files are there: now they count
-            aside = self.index().with_suffix(".tmp")
-            with aside.open("w") as out:
-                json.dump({"number": number, "size": self.transport.size, "key": self.key}, out)
-                out.flush()
-                os.fsync(out.fileno())
-            aside.replace(self.index())
-        except OSError as error:
-            problem = f"can't write a checkpoint in {self.folder.name}: {error.strerror}"
-        fail_together(self.transport, problem)
+            named["head"] = np.array(head)
+            write(self.path(number), lambda out: np.savez(out, **named))
+        with self._writing():  # all files are there: now they count
+            index = {"number": number, "size": self.transport.size, "key": self.key}
+            write(self.index(), lambda out: out.write(json.dumps(index).encode()))
         for old in range(max(0, number - 2), number - 1):  # one set before it stays, in case that
             with suppress(OSError):  # another rank was killed before it named this one
                 self.path(old).unlink()
         self.number = number
 
-    def _write(self, path: Path, arrays: dict[str, Any]) -> None:
-        aside = path.with_suffix(".tmp")
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        problem = ""
         try:
-            with aside.open("wb") as out:
-                np.savez(out, **arrays)
-                out.flush()
-                os.fsync(out.fileno())
-            aside.replace(path)
-        except BaseException:
-            with suppress(OSError):
-                aside.unlink()
-            raise
+            yield
+        except (OSError, UnsupportedError) as error:
+            why = getattr(error, "strerror", None) or str(error)
+            problem = f"can't write a checkpoint in {self.folder.name}: {why}"
+        fail_together(self.transport, problem)
 
-    def load(self, state: State) -> dict[str, Any] | None:
+    def load(self, state: State) -> Record | None:
         """Put the last complete set into a state; None without one. Collective."""
         number, problem = 0, ""
         try:
@@ -195,8 +180,8 @@ class Checkpoints:
         except (OSError, ValueError, KeyError, TypeError) as error:
             problem = f"can't read {self.index().name}: {error}"
         fail_together(self.transport, problem)
-        low = -self.transport.reduce(np.array([-float(number)]), "max")[0]
-        number = int(low)  # ranks may have been killed between naming a set
+        # ranks may have been killed between naming a set
+        number = -int(self.transport.maximum(-number))
         if number == 0:
             return None
         try:
@@ -212,3 +197,18 @@ class Checkpoints:
         fail_together(self.transport, problem)
         self.number = number
         return {**head["run"], **run}
+
+
+def write(path: Path, content: Callable[[IO[bytes]], object]) -> None:
+    """Write a file whole or not at all."""
+    aside = path.with_suffix(".tmp")
+    try:
+        with aside.open("wb") as out:
+            content(out)
+            out.flush()
+            os.fsync(out.fileno())
+        aside.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            aside.unlink()
+        raise

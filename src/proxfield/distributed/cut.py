@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import coo_matrix, csr_matrix
 
 from proxfield.core.terms.base import (
     Doubles,
@@ -21,22 +21,15 @@ from proxfield.core.terms.base import (
     Layout,
     Term,
     expectation,
-    missing,
-    offers,
 )
 from proxfield.core.terms.factor import Factor
 from proxfield.core.terms.gaussian import Gaussian
 from proxfield.core.terms.pairwise import Ising, Potts
 from proxfield.errors import UnsupportedError
 
-if TYPE_CHECKING:
-    from scipy.sparse import csr_matrix
 
-
-class Embedded(Term):
-    """A term that isn't lowered, seen by a rank that holds only some variables.
-
-    It is computed by the term itself, on arrays of the whole field.
+class Embedded:
+    """A term that isn't lowered, computed by itself on arrays of the whole field.
 
     Args:
         term: The term.
@@ -45,45 +38,15 @@ class Embedded(Term):
             term has an energy for must be among them.  # (n_vars,)
     """
 
-    name = "embedded"
-
     def __init__(self, term: Term, whole: Layout, variables: Ints) -> None:
-        self.term, self.whole, self.variables = term, whole, variables
-        counts = whole.cardinalities[variables]
-        first = np.repeat(whole.offsets[variables], counts)
-        ends = np.cumsum(counts)
-        self.entries = first + np.arange(len(first)) - np.repeat(ends - counts, counts)
+        self.term, self.whole, self.entries = term, whole, entries_of(whole, variables)
 
-    def _spread(self, q: Floats) -> NDArray[np.float64]:
-        """Marginals of the whole field, uniform where they aren't known."""
+    def evaluate(self, q: Doubles) -> tuple[float, Doubles]:
+        """Energy and gradient at the rank's marginals; those of other variables don't count."""
         full = np.repeat(1.0 / self.whole.cardinalities, self.whole.cardinalities)
         full[self.entries] = q
-        return full
-
-    def validate(self, layout: Layout) -> None:
-        pass
-
-    def labelling_energy(self, layout: Layout, labels: Ints) -> float:
-        full = np.zeros(self.whole.n_vars, dtype=np.int64)
-        full[self.variables] = labels
-        return self.term.labelling_energy(self.whole, full)
-
-    def add_gradient(self, layout: Layout, q: Floats, out: Floats) -> None:
-        full = np.zeros(self.whole.size)
-        self.term.add_gradient(self.whole, self._spread(q), full)
-        out += full[self.entries].astype(out.dtype)
-
-    def energy(self, layout: Layout, q: Floats) -> float:
-        return self.term.energy(self.whole, self._spread(q))
-
-    def evaluate(self, layout: Layout, q: Floats, out: Floats) -> float:
-        full = np.zeros(self.whole.size)
-        energy = self.term.evaluate(self.whole, self._spread(q), full)
-        out += full[self.entries].astype(out.dtype)
-        return energy
-
-    def bounds_log_z(self, layout: Layout) -> bool:
-        return self.term.bounds_log_z(self.whole)
+        out = np.zeros(self.whole.size)
+        return self.term.evaluate(self.whole, full, out), out[self.entries]
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +66,7 @@ class Cut:
     border: Ints
     pairs: tuple[Term, ...] = ()
     larger: tuple[Factor, ...] = ()
-    extras: tuple[tuple[Term, bool], ...] = ()
+    extras: tuple[tuple[Embedded, bool], ...] = ()
     constant: float = 0.0
     owners: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """The rank of each ghost, ascending.  # (layout.n_vars - b,)"""
@@ -118,8 +81,6 @@ class Cut:
     @cached_property
     def matrix(self) -> csr_matrix:
         """From marginals of ghosts to the pairs' gradient at the border."""
-        from scipy.sparse import coo_matrix
-
         rows, columns, values = [], [], []
         for term in self.pairs:
             for edges, tables in tables_of(term, self.layout):
@@ -160,8 +121,7 @@ class Cut:
                 correction -= (1.0 - 1.0 / factor.degree) * float(border @ own)
                 g += own
             for term, counted in self.extras:
-                out = np.zeros(self.layout.size)
-                energy = term.evaluate(self.layout, q, out)
+                energy, out = term.evaluate(q)
                 own = out[: self.width]
                 correction += energy * counted - expectation(border, own)
                 g += own
@@ -170,10 +130,13 @@ class Cut:
     def local_curvature(self) -> NDArray[np.float64]:
         """λ_i that these terms add to each variable of the border.  # (b,)"""
         total = np.zeros(self.layout.n_vars)
-        for term in (*self.pairs, *self.larger, *(term for term, _ in self.extras)):
-            if not offers(term, "curvature"):
-                raise missing(term, "curvature", "a certified step")
+        for term in (*self.pairs, *self.larger):
             total += term.curvature(self.layout)
+        for extra, _ in self.extras:
+            raise UnsupportedError(
+                f"{type(extra.term).__name__} terms across a cut have no certified step; give a "
+                "number as step, or use the rule backtracking"
+            )
         return total[: len(self.border)]
 
 
@@ -202,3 +165,33 @@ def refuse_gaussian(terms: list[Term]) -> None:
             "a Gaussian term couples every pair of variables, so that each rank would need all "
             "marginals of all others; refine large images by tiles instead"
         )
+
+
+def forbidden() -> UnsupportedError:
+    """The error for tables with +inf."""
+    return UnsupportedError(
+        "forbidden configurations aren't supported over several ranks; forbid single labels by "
+        "unary energies, or use a large finite energy"
+    )
+
+
+def entries_of(layout: Layout, variables: Ints) -> Ints:
+    """Entries of some variables, in their order."""
+    counts = layout.cardinalities[variables]
+    ends = np.cumsum(counts)
+    total = int(ends[-1]) if len(ends) else 0
+    common = layout.common  # without the offsets of all variables, where that is possible
+    starts = layout.offsets[variables] if common is None else variables * common
+    return np.repeat(starts - (ends - counts), counts) + np.arange(total)
+
+
+def consecutive(entries: Ints) -> Ints | slice:
+    """Entries as a slice, if they follow one another.
+
+    Example:
+        >>> consecutive(np.array([3, 4, 5])), consecutive(np.array([3, 5]))
+        (slice(3, 6, None), array([3, 5]))
+    """
+    if len(entries) and (np.diff(entries) == 1).all():
+        return slice(int(entries[0]), int(entries[-1]) + 1)
+    return entries

@@ -16,9 +16,9 @@ from proxfield.core.lowering.reduction import Untouched
 from proxfield.core.terms.base import Layout, Term, as_floats, as_indices, largest_finite
 from proxfield.core.terms.pairwise import BandedIsing, Ising, Potts
 from proxfield.distributed.cut import Cut
-from proxfield.distributed.partition import Partition, tell
-from proxfield.distributed.transport import Transport
-from proxfield.errors import InputError, ProxfieldError, shown
+from proxfield.distributed.partition import Partition
+from proxfield.distributed.transport import Transport, together
+from proxfield.errors import InputError, shown
 from proxfield.field import Field
 
 PIECE = 1 << 20
@@ -63,8 +63,7 @@ def grid_partition(
         >>> infer(part, "fixed", max_iters=1).q[:2]
         array([0.5, 0.5])
     """
-    problem = ""
-    try:
+    with together(transport):
         plan = Tiling.make(transport, shape, parts)
         if dtype not in ("float32", "float64"):
             raise InputError(f"dtype={shown(dtype)}, expected float32 or float64")
@@ -74,12 +73,6 @@ def grid_partition(
         energies = read_unary(unary, plan, int(n_labels), np.dtype(dtype))
         lowered = lower_box(plan, energies, by_offset, int(n_labels), np.dtype(dtype))
         cut = cut_of(plan, by_offset, int(n_labels))
-    except ProxfieldError as error:
-        problem, raised = str(error), error
-    if problem:
-        tell(transport, problem)
-        raise raised
-    tell(transport, "")
     return Partition(transport, Field.bare(lowered.layout), lowered, cut)
 
 
@@ -148,16 +141,19 @@ def compact_parts(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
         ((2, 2), (4, 1))
     """
     divisors = [d for d in range(1, size + 1) if size % d == 0]
-    best: tuple[float, tuple[int, ...]] = (math.inf, ())
-    for counts in itertools.product(divisors, repeat=len(shape)):
-        fits = all(c <= n for c, n in zip(counts, shape, strict=True))
-        if math.prod(counts) != size or not fits:
-            continue
-        surface = sum((c - 1) / n for c, n in zip(counts, shape, strict=True))
-        best = min(best, (surface, tuple(-c for c in counts)))
-    if not best[1]:
+    able = [
+        counts
+        for counts in itertools.product(divisors, repeat=len(shape))
+        if math.prod(counts) == size and all(c <= n for c, n in zip(counts, shape, strict=True))
+    ]
+    if not able:
         raise InputError(f"a grid of shape {shape} can't be divided among {size} ranks")
-    return tuple(-c for c in best[1])
+
+    def surface(counts: tuple[int, ...]) -> tuple[float, tuple[int, ...]]:
+        between = sum((c - 1) / n for c, n in zip(counts, shape, strict=True))
+        return between, tuple(-c for c in counts)
+
+    return min(able, key=surface)
 
 
 def extent(box: Box) -> tuple[int, ...]:
@@ -200,35 +196,31 @@ def read_unary(
 
 def read_weights(
     weights: float | Mapping[tuple[int, ...], float | Source], plan: Tiling
-) -> dict[tuple[int, ...], Source]:
-    """Functions of boxes, by offset."""
+) -> dict[tuple[int, ...], Source | float]:
+    """Numbers or functions of boxes, by offset."""
     axes = len(plan.shape)
     if not isinstance(weights, Mapping):
         unit = np.eye(axes, dtype=np.int64)
         weights = {tuple(row.tolist()): weights for row in unit}
-    out: dict[tuple[int, ...], Source] = {}
+    out: dict[tuple[int, ...], Source | float] = {}
     for offset, value in weights.items():
         if len(offset) != axes or not any(offset):
             raise InputError(f"offset {shown(offset)}, expected {axes} numbers, not all 0")
-        out[tuple(int(o) for o in offset)] = value if callable(value) else constant(float(value))
+        out[tuple(int(o) for o in offset)] = value if callable(value) else float(value)
     return out
 
 
-def constant(value: float) -> Source:
-    """The same weight everywhere."""
-    return lambda box: np.broadcast_to(value, extent(box))
-
-
-def weights_in(source: Source, box: Box) -> NDArray[np.float64]:
+def weights_in(source: Source | float, box: Box) -> NDArray[np.float64]:
     """Weights of pairs whose first pixels are in a box."""
-    found = as_floats(source(box), "weights")
+    given = source(box) if callable(source) else np.broadcast_to(source, extent(box))
+    found = as_floats(given, "weights")
     if found.shape != extent(box):
         raise InputError(f"weights of shape {found.shape} for a box of {extent(box)}")
     return found
 
 
 def lower_box(
-    plan: Tiling, unary: Floats, weights: dict[tuple[int, ...], Source], n_labels: int,
+    plan: Tiling, unary: Floats, weights: dict[tuple[int, ...], Source | float], n_labels: int,
     dtype: np.dtype[np.floating],
 ) -> Lowered:  # fmt: skip
     """This rank's box with the pairs inside it."""
@@ -303,7 +295,7 @@ def leaving(box: Box, offset: tuple[int, ...], shape: tuple[int, ...]) -> Iterat
         inside[axis] = stay
 
 
-def cut_of(plan: Tiling, weights: dict[tuple[int, ...], Source], n_labels: int) -> Cut:
+def cut_of(plan: Tiling, weights: dict[tuple[int, ...], Source | float], n_labels: int) -> Cut:
     """The pairs across this rank's border."""
     box = plan.box
     shape = extent(box)

@@ -5,24 +5,105 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from dataclasses import dataclass
+from dataclasses import field as field_of
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from proxfield.core.common.checks import is_real, is_whole
+from proxfield.core.common.records import Record
 from proxfield.core.solve.history import Callback
 from proxfield.core.solve.request import Request, Start, choose_place
-from proxfield.core.solve.rules.base import Outcome, Rule
+from proxfield.core.solve.rules.base import Rule
 from proxfield.core.solve.rules.registry import make_rule
-from proxfield.distributed.chains import explored
+from proxfield.core.terms.base import Ints
 from proxfield.distributed.checkpoint import Checkpoints
-from proxfield.distributed.part_result import PartResult
 from proxfield.distributed.partition import Partition
-from proxfield.distributed.session import PartSession, noted_interrupt, open_part
+from proxfield.distributed.program import Seconds
+from proxfield.distributed.session import explored, noted_interrupt, open_part
 from proxfield.distributed.transport import agree
 from proxfield.errors import InputError, InputTypeError, UnsupportedError, shown
-from proxfield.result import Status, Trace
+from proxfield.result import Result, Status, Trace
+
+
+@dataclass(eq=False, repr=False)
+class PartResult(Result):
+    """One rank's result: marginals of its own variables, and figures of the whole field.
+
+    ``free_energy``, ``status``, ``iterations``, ``trace`` and ``log_z_bound`` are of the whole
+    field and the same on every rank; ``q`` and ``labels`` are of this rank's variables.
+
+    Attributes:
+        partition: The partition.
+        wall_seconds: Where this rank's time went.
+        cpu_seconds: The same in CPU time of its main thread.
+        bytes_sent: Bytes that this rank sent to neighbors.
+    """
+
+    partition: Partition | None = None
+    wall_seconds: Seconds = field_of(default_factory=Seconds)
+    cpu_seconds: Seconds = field_of(default_factory=Seconds)
+    bytes_sent: int = 0
+
+    def __repr__(self) -> str:
+        where = "" if self.partition is None else f"{self.partition!r}: "
+        return super().__repr__().replace("Result(", f"PartResult({where}", 1)
+
+    @property
+    def log_z_bound(self) -> float:
+        bound = self.partition is None or self.partition.bounds_log_z
+        return -self.free_energy if bound else -np.inf
+
+    @cached_property
+    def map_labels(self) -> Ints:
+        """The most probable label of each variable by itself: there is no rounding over ranks."""
+        return self._most_probable()
+
+    @property
+    def map_energy(self) -> float:
+        """Not known: it takes terms of other ranks."""
+        raise UnsupportedError("map_energy needs the whole field; gather the labels first")
+
+    @property
+    def expected_energy(self) -> float:
+        """Not known: it takes terms of other ranks."""
+        raise UnsupportedError("expected_energy needs the whole field; gather the marginals first")
+
+    def summary(self) -> Record:
+        """The figures of the whole field as a plain dictionary."""
+        assert self.partition is not None
+        return {
+            "n_vars": self.partition.n_vars,
+            "ranks": self.partition.size,
+            "rule": self.rule,
+            "params": {k: v for k, v in self.params.items() if not callable(v)},
+            "status": self.status.label,
+            "message": self.message,
+            "iterations": self.iterations,
+            "seconds": self.seconds,
+            "setup_seconds": self.setup_seconds,
+            "free_energy": self.free_energy,
+            "log_z_bound": self.log_z_bound,
+        }
+
+    def gather(self) -> NDArray[np.float64] | None:
+        """Marginals of the whole field on rank 0, None on the others. Collective.
+
+        For partitions of a field that every rank held.
+        """
+        part = self.partition
+        assert part is not None
+        if part.whole is None:
+            raise UnsupportedError("gather needs a partition made by Partition.from_field")
+        full = part.whole.lowered.reduction.full
+        out = np.zeros(full.size)
+        out[part.whole.given[full.owner]] = self.q
+        out = part.transport.reduce(out)
+        return out if part.rank == 0 else None
 
 
 def infer(
@@ -92,88 +173,60 @@ def infer(
         keep=keep,
         trace=trace,
     )
-    name = request.rule.name
-    refuse(request.rule)
+    name, mover = request.rule.name, request.rule.mover
+    if mover.needs_whole_field:
+        reason = "" if mover is request.rule else " to be annealed"
+        raise UnsupportedError(
+            f"rule {mover.name!r} isn't available over several ranks{reason}: "
+            f"{mover.needs_whole_field}"
+        )
     start = init if isinstance(init, str) else "given"
     asked = [
         name, sorted((k, repr(v)) for k, v in request.rule.params.items() if not callable(v)),
         start, request.max_iters, request.tol, request.budget, request.seed, request.dtype, keep,
         int(reduce_every), checkpoint is None, callback is None, checkpoint_seconds,
     ]  # fmt: skip
-    agree(partition.transport, f"{name} {digest(asked)}", "arguments of infer")
+    transport, lowered = partition.transport, partition.lowered
+    agree(transport, f"{name} {digest(asked)}", "arguments of infer")
     partition.reset()
-    begun, transport = request.now(), partition.transport
-    size = min(partition.lowered.constant, 1e300)
-    if partition.lowered.infeasible or np.isinf(transport.reduce(np.array([size]), "max")[0]):
-        return infeasible(partition, request)
+    begun = request.now()
+    common: Record = {
+        "field": partition.field, "rule": name, "params": request.rule.params,
+        "kernels": request.kernels, "partition": partition,
+    }  # fmt: skip
+    if transport.maximum(lowered.infeasible):
+        cards = partition.field.layout.cardinalities
+        return PartResult(
+            q=np.repeat(1.0 / cards, cards), free_energy=np.inf, status=Status.INFEASIBLE,
+            iterations=0, seconds=0.0, trace=Trace(), **common,
+        )  # fmt: skip
     session = open_part(partition, request, 1 if keep == "best" else int(reduce_every))
     if checkpoint is not None:
         key = [name, asked[1], start, request.seed, request.dtype, request.kernels, keep]
-        if request.rule.mover is not request.rule:  # its temperatures follow from the limits
+        if mover is not request.rule:  # its temperatures follow from the limits
             key += [request.max_iters, request.budget]
-        own = hashlib.sha256(np.ascontiguousarray(partition.lowered.unary).data).hexdigest()[:16]
+        own = hashlib.sha256(np.ascontiguousarray(lowered.unary).data).hexdigest()[:16]
         key_text = digest([*key, partition.field.n_vars, own])
         session.checkpoints = Checkpoints(Path(checkpoint), transport, key_text)
         session.checkpoint_seconds = float(checkpoint_seconds)
         session.resume()
-    with noted_interrupt(session.program.interrupted):
-        if request.rule.explores:
-            outcome = explored(session, request.rule)
-        else:
-            outcome = request.rule.solve(session)
-    result = finish(session, request, outcome)
-    result.setup_seconds = max(0.0, request.now() - begun - result.seconds)
-    return result
-
-
-def finish(session: PartSession, request: Request, outcome: Outcome) -> PartResult:
-    """The result of an outcome, in the user's numbering."""
-    part, loop, program = session.partition, session.loop, session.program
+    loop, program = session.loop, session.program
+    with noted_interrupt(program.interrupted):
+        explores = request.rule.explores
+        outcome = explored(session, request.rule) if explores else request.rule.solve(session)
     return PartResult(
-        field=part.field,
-        q=part.lowered.reduction.expand(outcome.q),
+        q=lowered.reduction.expand(outcome.q),
         free_energy=float(outcome.free_energy),
         status=outcome.status,
         iterations=loop.iterations,
         seconds=loop.elapsed,
-        rule=request.rule.name,
-        params=request.rule.params,
+        setup_seconds=max(0.0, request.now() - begun - loop.elapsed),
         trace=loop.make_trace(),
-        kernels=request.kernels,
-        partition=part,
         wall_seconds=program.seconds,
         cpu_seconds=program.cpu_seconds,
-        bytes_sent=part.transport.bytes_sent,
+        bytes_sent=transport.bytes_sent,
+        **common,
     )
-
-
-def infeasible(part: Partition, request: Request) -> PartResult:
-    """The result where no labelling is possible."""
-    layout = part.field.layout
-    return PartResult(
-        field=part.field,
-        q=np.repeat(1.0 / layout.cardinalities, layout.cardinalities),
-        free_energy=np.inf,
-        status=Status.INFEASIBLE,
-        iterations=0,
-        seconds=0.0,
-        rule=request.rule.name,
-        params=request.rule.params,
-        trace=Trace(),
-        kernels=request.kernels,
-        partition=part,
-    )
-
-
-def refuse(rule: Rule) -> None:
-    """Raise `UnsupportedError` for rules that need all variables in one process."""
-    moved = rule.mover
-    reason = "" if moved is rule else " to be annealed"
-    if moved.needs_whole_field:
-        raise UnsupportedError(
-            f"rule {moved.name!r} isn't available over several ranks{reason}: "
-            f"{moved.needs_whole_field}"
-        )
 
 
 def digest(values: object) -> str:

@@ -3,26 +3,73 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from dataclasses import field as field_of
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from proxfield._version import __version__
-from proxfield.core.lowering.lowered import Lowered, lower_untouched
-from proxfield.core.terms.base import Ints, Layout, Term, as_indices, missing, offers
-from proxfield.core.terms.factor import Factor
-from proxfield.distributed.cut import Cut, refuse_gaussian
-from proxfield.distributed.splitting import split
-from proxfield.distributed.transport import Transport, agree, fail_together
-from proxfield.errors import InputError, ProxfieldError, UnsupportedError, shown
+from proxfield.core.lowering.lowered import Lowered
+from proxfield.core.lowering.merging import compressed_rows
+from proxfield.core.solve.curvature import Curvature
+from proxfield.core.terms.base import Floats, Ints, Layout, as_indices, offers
+from proxfield.distributed.cut import Cut, consecutive, entries_of, forbidden, refuse_gaussian
+from proxfield.distributed.splitting import lower_parts, split
+from proxfield.distributed.transport import Transport, agree, fail_together, together
+from proxfield.errors import InputError, MissingDependencyError, shown
 from proxfield.field import Field
 
-if TYPE_CHECKING:
-    from proxfield.core.solve.curvature import Curvature
+
+@dataclass
+class Routes:
+    """Where what ranks exchange belongs: numbers of the border, and of the ghosts.
+
+    Args:
+        transport: Connects the ranks.
+        n_ghosts: Numbers of all ghosts.
+        sends: Numbers of the border (positions in it) that each neighbor wants.
+        receives: Where each neighbor's are among those of the ghosts.
+    """
+
+    transport: Transport
+    n_ghosts: int
+    sends: dict[int, Ints | slice] = field_of(default_factory=dict)
+    receives: dict[int, slice] = field_of(default_factory=dict)
+
+    def ghosts(self, own: Floats) -> Floats:
+        """Exchange numbers of the border for those of the ghosts. Collective."""
+        found = self.transport.exchange(
+            {r: own[at] for r, at in self.sends.items()},
+            {r: at.stop - at.start for r, at in self.receives.items()},
+        )
+        if len(found) == 1:  # all ghosts are one rank's
+            return found.popitem()[1]
+        out = np.empty(self.n_ghosts, dtype=own.dtype)
+        for r, values in found.items():
+            out[self.receives[r]] = values
+        return out
+
+
+@dataclass(frozen=True, eq=False)
+class Whole:
+    """The whole field, and which of its variables are this rank's.
+
+    Attributes:
+        lowered: The lowered field.
+        curvature: Its curvature.
+        given: Which of the user's variables are this rank's.  # (full.n_vars,)
+    """
+
+    lowered: Lowered
+    curvature: Curvature
+    given: NDArray[np.bool_]
+
+    @cached_property
+    def mine(self) -> NDArray[np.bool_]:
+        """Which variables of the lowered field are this rank's."""
+        return np.asarray(self.given[self.lowered.reduction.free])
 
 
 @dataclass(eq=False)
@@ -44,23 +91,18 @@ class Partition:
     lowered: Lowered
     cut: Cut
     variables: Ints | None = None
-    whole: Lowered | None = None
-    """The lowered whole field, where that was given."""
-    curvature_of_whole: Curvature | None = None
-    owner: Ints | None = None
-    """The rank of each of the user's variables, where the whole field was given."""
+    whole: Whole | None = None
+    """The whole field, where every rank holds it."""
     bounds_log_z: bool = True
     """Whether −F is a bound on log Z."""
-    sends: dict[int, Ints | slice] = field_of(default_factory=dict)
-    """Entries of the border (positions in it) that each neighbor wants."""
-    receives: dict[int, slice] = field_of(default_factory=dict)
-    """Where each neighbor's marginals are among those of the ghosts."""
 
     def __post_init__(self) -> None:
         agree(self.transport, __version__, "versions of proxfield")
         self.base = np.array(self.lowered.unary[self.border_entries], dtype=np.float64)
-        self.n_vars = int(self.transport.reduce(np.array([float(self.field.n_vars)]))[0])
+        self.n_vars = int(self.transport.total(self.field.n_vars))
         """Variables of the whole field."""
+        self.routes = Routes(self.transport, self.cut.layout.size - self.cut.width)
+        """Of marginals, entry by entry."""
         self._join()
 
     def reset(self) -> None:
@@ -117,31 +159,18 @@ class Partition:
             if start == 0 or (ordered[at] != found).any():
                 problem = f"rank {r} wants variables that share no term with it here"
                 continue
-            self.sends[r] = consecutive(entries_of(small, order[at]))
+            self.routes.sends[r] = consecutive(entries_of(small, order[at]))
         fail_together(transport, problem)
         for r, a, b in zip(neighbors.tolist(), first, ends, strict=True):
             at = offsets[[start + a, start + b]] - self.cut.width
-            self.receives[r] = slice(int(at[0]), int(at[1]))
-        self.widths = {r: at.stop - at.start for r, at in self.receives.items()}
+            self.routes.receives[r] = slice(int(at[0]), int(at[1]))
         every = np.arange(self.cut.width)
-        mine = {r: np.array([float(len(every[self.sends[r]]))]) for r in self.receives}
+        mine = {r: np.array([float(len(every[at]))]) for r, at in self.routes.sends.items()}
         theirs = transport.exchange(mine, dict.fromkeys(mine, 1))
-        for r, width in self.widths.items():
-            if int(theirs[r][0]) != width:
+        for r, there in self.routes.receives.items():
+            if int(theirs[r][0]) != there.stop - there.start:
                 problem = f"numbers of labels differ between ranks {self.rank} and {r}"
         fail_together(transport, problem)
-
-    def ghost_values(self, border: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Exchange numbers of the border's entries for those of the ghosts. Collective."""
-        found = self.transport.exchange(
-            {r: border[at] for r, at in self.sends.items()}, self.widths
-        )
-        if len(found) == 1:  # all ghosts are one rank's
-            return np.asarray(found.popitem()[1], dtype=np.float64)
-        out = np.empty(self.cut.layout.size - self.cut.width)
-        for r, values in found.items():
-            out[self.receives[r]] = values
-        return out
 
     def random(
         self, draw: Callable[[np.random.Generator, int], NDArray[np.float64]], *seed: int
@@ -152,11 +181,11 @@ class Partition:
             draw: Draws so many numbers.
             seed: The seed.
         """
-        if self.whole is None or self.owner is None:
+        if self.whole is None:
             size = self.lowered.layout.size
             return draw(np.random.default_rng([*seed, self.rank]), size)
-        layout = self.whole.layout
-        own = self.owner[self.whole.reduction.free][layout.owner] == self.rank
+        layout = self.whole.lowered.layout
+        own = self.whole.mine[layout.owner]
         return np.asarray(draw(np.random.default_rng(seed), layout.size)[own])
 
     # ---- ways to make one ----
@@ -181,33 +210,22 @@ class Partition:
             >>> Partition.from_field(Alone(), field)
             Partition(rank 0 of 1, 4 variables, 0 at the border, 0 ghosts)
         """
-        from proxfield.core.solve.curvature import Curvature
-
-        problem = ""
-        try:
+        with together(transport):
             refuse_gaussian(field.terms)
             lowered = field.lower()
             if lowered.hard:
                 raise forbidden()
             owners = read_owner(field, owner, transport.size)
             part, cut = split(lowered, owners, transport.rank)
-        except ProxfieldError as error:
-            problem, raised = str(error), error
-        if problem:
-            if transport.size > 1:
-                tell(transport, problem)
-            raise raised
-        tell(transport, "")
         agree(transport, f"{field.n_vars} variables, {lowered.constant!r}", "fields")
         mine = np.flatnonzero(owners == transport.rank)
         own = Field(field.cardinalities[mine])
         seen = field.evidence[mine]
         if (seen >= 0).any():
             own = own.condition({int(v): int(seen[v]) for v in np.flatnonzero(seen >= 0)})
-        return cls(
-            transport, own, part, cut, mine, lowered, Curvature(lowered, field), owners,
-            all(t.bounds_log_z(field.layout) for t in field.terms),
-        )  # fmt: skip
+        whole = Whole(lowered, Curvature(lowered, field), owners == transport.rank)
+        bound = all(t.bounds_log_z(field.layout) for t in field.terms)
+        return cls(transport, own, part, cut, mine, whole, bound)
 
     @classmethod
     def from_parts(
@@ -243,56 +261,10 @@ class Partition:
             >>> run_threads(2, work)
             [[0], [0]]
         """
-        problem = ""
-        try:
+        with together(transport):
             lowered, small = lower_parts(field, cut, border, ghosts or {}, transport)
-        except ProxfieldError as error:
-            problem, raised = str(error), error
-        if problem:
-            tell(transport, problem)
-            raise raised
-        tell(transport, "")
         bound = all(t.bounds_log_z(field.layout) for t in field.terms)
         return cls(transport, field, lowered, small, bounds_log_z=bound)
-
-
-def tell(transport: Transport, problem: str) -> None:
-    """Let other ranks fail too where this one can't be built; its own error is raised later."""
-    try:
-        fail_together(transport, problem)
-    except ProxfieldError:
-        if not problem:
-            raise
-
-
-def forbidden() -> UnsupportedError:
-    """The error for tables with +inf."""
-    return UnsupportedError(
-        "forbidden configurations aren't supported over several ranks; forbid single labels by "
-        "unary energies, or use a large finite energy"
-    )
-
-
-def entries_of(layout: Layout, variables: Ints) -> Ints:
-    """Entries of some variables, in their order."""
-    counts = layout.cardinalities[variables]
-    ends = np.cumsum(counts)
-    total = int(ends[-1]) if len(ends) else 0
-    common = layout.common  # without the offsets of all variables, where that is possible
-    starts = layout.offsets[variables] if common is None else variables * common
-    return np.repeat(starts - (ends - counts), counts) + np.arange(total)
-
-
-def consecutive(entries: Ints) -> Ints | slice:
-    """Entries as a slice, if they follow one another.
-
-    Example:
-        >>> consecutive(np.array([3, 4, 5])), consecutive(np.array([3, 5]))
-        (slice(3, 6, None), array([3, 5]))
-    """
-    if len(entries) and (np.diff(entries) == 1).all():
-        return slice(int(entries[0]), int(entries[-1]) + 1)
-    return entries
 
 
 def read_owner(field: Field, owner: ArrayLike | str | None, size: int) -> Ints:
@@ -300,8 +272,6 @@ def read_owner(field: Field, owner: ArrayLike | str | None, size: int) -> Ints:
     if isinstance(owner, str):
         if owner != "metis":
             raise InputError(f"owner={shown(owner)}, expected ranks, metis or None")
-        from proxfield.distributed.metis import metis_owner
-
         return metis_owner(field, size)
     if owner is None:
         ends = np.cumsum(field.cardinalities)
@@ -315,100 +285,25 @@ def read_owner(field: Field, owner: ArrayLike | str | None, size: int) -> Ints:
     return out
 
 
-def lower_parts(
-    field: Field, cut: Field | None, border: ArrayLike, ghosts: Mapping[int, ArrayLike],
-    transport: Transport,
-) -> tuple[Lowered, Cut]:  # fmt: skip
-    """Lower a rank's own field and its cut, of which nothing is taken out."""
-    inner = as_indices(border, "border", 1)
-    ranks = list(ghosts)
-    outer = [as_indices(ghosts[r], f"ghosts of rank {r}", 1) for r in ranks]
-    if ranks != sorted(ranks) or any(not 0 <= r < transport.size for r in ranks):
-        raise InputError(f"ghosts of ranks {ranks}, expected ascending ranks of other processes")
-    if transport.rank in ranks:
-        raise InputError(f"ghosts of rank {transport.rank}, which is this one")
-    if len(inner) and (inner.min() < 0 or inner.max() >= field.n_vars):
-        raise InputError(f"border names a variable outside of 0 to {field.n_vars - 1}")
-    if len(np.unique(inner)) != len(inner):
-        raise InputError("border names a variable twice")
-    small = Field([], terms=()) if cut is None else cut
-    count = len(inner) + sum(map(len, outer))
-    if small.n_vars != count:
-        raise InputError(f"the cut has {small.n_vars} variables, expected {count}: border, ghosts")
-    if (small.cardinalities[: len(inner)] != field.cardinalities[inner]).any():
-        raise InputError("variables of the border have other numbers of labels in the cut")
-    terms = [t for t in (*field.terms, *small.terms) if not t.omitted]
-    refuse_gaussian(terms)
-    for term in terms:
-        if not offers(term, "lower"):
-            raise missing(term, "lower", "a partition built from parts; use Partition.from_field")
-    if any(isinstance(t, Factor) and t.degree > 1 and t.hard for t in terms):
-        raise forbidden()
-    for term in small.terms:
-        if term.degree is None or term.degree < 2:
-            raise InputError(f"{term.name} terms belong in a rank's own field, not in the cut")
-    lowered = lower_untouched(
-        field.layout, [t for t in field.terms if not t.omitted], False, np.dtype(np.float64)
-    )
-    low = lower_untouched(small.layout, [t for t in small.terms if not t.omitted], False)
-    owners = np.concatenate(
-        [
-            np.zeros(0, dtype=np.int64),
-            *(np.full(len(o), r) for r, o in zip(ranks, outer, strict=True)),
-        ]
-    )
-    found = Cut(
-        layout=small.layout,
-        border=inner,
-        pairs=tuple(across(t, len(inner)) for t in low.terms if t.degree == 2),
-        larger=tuple(t for t in low.terms if isinstance(t, Factor) and t.degree > 2),
-        owners=owners.astype(np.int64),
-        numbers=np.concatenate([np.zeros(0, dtype=np.int64), *outer]),
-    )
-    unary = np.array(lowered.unary, dtype=np.float64)
-    add_evidence(field, unary)
-    at = entries_of(field.layout, inner)
-    unary[at] += low.unary[: found.width]
-    found = replace(found, constant=cut_constant(small, low, found))
-    return replace(lowered, unary=unary), found
-
-
-def across(term: Term, width: int) -> Term:
-    """A pairwise term, checked to have one end at the border."""
-    edges = (
-        term.scopes
-        if isinstance(term, Factor)
-        else term.neighbors(Layout(np.zeros(0, dtype=np.int64)))
-    )
-    if len(edges) and ((edges < width).sum(axis=1) != 1).any():
-        raise InputError("an edge of the cut joins two ghosts, or two variables of this rank")
-    return term
-
-
-def add_evidence(field: Field, unary: NDArray[np.float64]) -> None:
-    """Make the other labels of observed variables impossible."""
-    for v in np.flatnonzero(field.evidence >= 0).tolist():
-        start = field.layout.start(v)
-        kept = unary[start + field.evidence[v]]
-        unary[start : start + int(field.cardinalities[v])] = np.inf
-        unary[start + field.evidence[v]] = kept
-
-
-def cut_constant(cut: Field, lowered: Lowered, found: Cut) -> float:
-    """This rank's part of the constants that lowering takes out of the terms across.
-
-    Both forms give each variable of a term the same share of its energy, so that their difference
-    at any marginals, added up over all ranks, is the constant.
-    """
-    layout = cut.layout
-    q = np.repeat(1.0 / layout.cardinalities, layout.cardinalities)
-    width, share = found.width, 0.0
-    for term in cut.terms:
-        if not term.omitted:
-            g = np.zeros(layout.size)
-            term.add_gradient(layout, q, g)
-            assert term.degree is not None
-            share += float(q[:width] @ g[:width]) / term.degree
-    g, correction = found.gradient(q[:width], q[width:])
-    lowest = float(q[:width] @ g) + correction  # what a program and the correction count
-    return share - lowest - float(q[:width] @ lowered.unary[:width])
+def metis_owner(field: Field, size: int) -> Ints:
+    """The rank of each variable, so that few edges of the graph of the terms join two ranks."""
+    layout = field.layout
+    pairs = [t.neighbors(layout) for t in field.terms if offers(t, "neighbors")]
+    edges = np.concatenate([np.zeros((0, 2), dtype=np.int64), *pairs])
+    try:
+        import pymetis
+    except ImportError:
+        raise MissingDependencyError("owner='metis' needs pymetis: pip install pymetis") from None
+    if size == 1 or layout.n_vars == 0:
+        return np.zeros(layout.n_vars, dtype=np.int64)
+    edges = np.unique(np.sort(edges, axis=1), axis=0)
+    row, column, _ = compressed_rows(layout.n_vars, edges, [])
+    weights = layout.cardinalities.tolist()
+    if hasattr(pymetis, "CSRAdjacency"):
+        graph = pymetis.CSRAdjacency(row.tolist(), column.tolist())
+        _, parts = pymetis.part_graph(size, graph, vweights=weights)
+    else:  # before 2025
+        _, parts = pymetis.part_graph(
+            size, xadj=row.tolist(), adjncy=column.tolist(), vweights=weights
+        )
+    return np.asarray(parts, dtype=np.int64)

@@ -1,31 +1,160 @@
 """One rank's program: its own kernels, with ghosts exchanged before each update.
 
 F and changes are those of the whole field, the same bits on every rank: ranks decide by them, and
-all decide alike.
+all decide alike. Programs take marginals of ghosts in float64. Binary programs of the CPU take one
+number per variable, v = q(1) − ½, as their kernels keep it: an Ising coupling J across the cut adds
+4 J v of the ghost to the bias of a variable of the border.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import coo_matrix
 
+from proxfield.core.common.arrays import Array
 from proxfield.core.engines import compile_program
 from proxfield.core.engines.base import Program, Rows, State, Tangent, host_tangent, slack
 from proxfield.core.engines.plan import Chains, Explored, Order, Plan, Update
 from proxfield.core.engines.reference import searched
-from proxfield.core.terms.base import Floats
-from proxfield.distributed.partition import Partition
-from proxfield.distributed.spins import SpinCut, spins_of
+from proxfield.core.terms.base import Floats, Ints
+from proxfield.core.terms.pairwise import Ising
+from proxfield.distributed.cut import consecutive
+from proxfield.distributed.partition import Partition, Routes
 from proxfield.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from proxfield.core.engines.numba.programs import BinaryProgram
 
 LARGE_SIZE = 1 << 24
 """Entries of a rank from which on temporary arrays of all of them are avoided."""
 CHUNK = 1 << 20
 """Entries worked on at a time."""
+MAX_SIDES = 4
+"""Ghosts per variable of the border up to which these are multiplied one after another: a few calls
+of numpy take less than one of scipy, whose code the kernels have driven out of the caches."""
+
+
+class Exchange:
+    """The exchange of marginals, for any program.
+
+    Args:
+        partition: The part.
+        program: Its program.
+    """
+
+    def __init__(self, partition: Partition, program: Program) -> None:
+        self.partition, self.program = partition, program
+        self.routes, self.border = partition.routes, partition.border_entries
+
+    def own(self, state: State) -> Array:
+        """What this rank's border sends of a state."""
+        return self.program.marginals_at(state, self.border)
+
+    def own_of(self, q: NDArray[np.float64]) -> NDArray[np.float64]:
+        """What this rank's border sends of marginals."""
+        return q[self.border]
+
+    def take(self, own: Array, ghosts: Array) -> float:
+        """Put the terms across into the program; returns what makes its F a part of the whole F."""
+        g, correction = self.partition.cut.gradient(own, ghosts)
+        if len(g):
+            self.program.set_unary(self.partition.base + g, self.border)
+        return correction
+
+
+def exchange_of(partition: Partition, program: Program) -> Exchange:
+    """The exchange in the smallest form that all ranks can do. Collective."""
+    cut = partition.cut
+    able = not (cut.larger or cut.extras) and all(isinstance(t, Ising) for t in cut.pairs)
+    if partition.transport.maximum(not (able and hasattr(program, "spins_at"))):
+        return Exchange(partition, program)
+    return SpinExchange(partition, cast("BinaryProgram", program))
+
+
+class SpinExchange(Exchange):
+    """The exchange of one number per variable, for binary programs of the CPU."""
+
+    def __init__(self, partition: Partition, program: BinaryProgram) -> None:
+        cut = partition.cut
+        self.binary, self.constant = program, cut.constant
+        self.variables = consecutive(cut.border)
+        width = len(cut.border)
+        ends, weights = [np.zeros((0, 2), dtype=np.int64)], [np.zeros(0)]
+        for term in cut.pairs:
+            assert isinstance(term, Ising)
+            ends.append(np.sort(term.edges, axis=1))  # the ghosts come after the border
+            weights.append(np.asarray(4.0 * term.weights, dtype=np.float64))
+        edges = np.concatenate(ends)
+        n_ghosts = cut.layout.n_vars - width
+        self.multiply = product_of(
+            edges[:, 0], edges[:, 1] - width, np.concatenate(weights), (width, n_ghosts)
+        )
+        routes, entries = partition.routes, np.arange(cut.width)
+        self.routes = Routes(
+            partition.transport,
+            n_ghosts,
+            {r: consecutive(entries[to][::2] // 2) for r, to in routes.sends.items()},
+            {r: slice(at.start // 2, at.stop // 2) for r, at in routes.receives.items()},
+        )
+        known = np.isin(cut.border, program.pack.clamped)
+        self.known: Ints = np.flatnonzero(known)
+        self.moving: Ints | slice = np.flatnonzero(~known) if known.any() else slice(None)
+        self.targets = consecutive(cut.border[self.moving])
+        self.base = program.pack.bias[self.targets].astype(np.float64)
+
+    def own(self, state: State) -> Floats:
+        return self.binary.spins_at(state, self.variables)
+
+    def own_of(self, q: NDArray[np.float64]) -> NDArray[np.float64]:
+        return q[1::2][self.variables] - 0.5
+
+    def take(self, own: Floats, ghosts: Floats) -> float:
+        if len(own) == 0:
+            return self.constant
+        g = self.multiply(ghosts)
+        self.binary.set_bias(self.base + g[self.moving], self.targets)
+        energy = float(np.dot(own, g))
+        counted = energy
+        if len(self.known):  # the bias of a variable that is known isn't counted
+            counted -= float(np.dot(own[self.known], g[self.known]))
+        return self.constant + 0.5 * energy - counted
+
+
+def product_of(
+    row: Ints, column: Ints, weight: NDArray[np.float64], shape: tuple[int, int]
+) -> Callable[[Floats], NDArray[np.float64]]:
+    """Multiplies a sparse matrix with vectors.
+
+    Example:
+        >>> rows, columns = np.array([0, 0, 1]), np.array([0, 1, 1])
+        >>> product_of(rows, columns, np.array([1.0, 2.0, 3.0]), (2, 2))(np.ones(2))
+        array([3., 3.])
+    """
+    matrix = coo_matrix((weight, (row, column)), shape=shape).tocsr()
+    matrix.sort_indices()
+    counts = np.diff(matrix.indptr)
+    sides = int(counts.max(initial=0))
+    if not 0 < sides <= MAX_SIDES:
+        return lambda v: np.asarray(matrix @ v)
+    parts = []
+    for k in range(sides):
+        at = np.minimum(matrix.indptr[:-1] + k, max(0, len(matrix.data) - 1))
+        parts.append((np.where(k < counts, matrix.data[at], 0.0), consecutive(matrix.indices[at])))
+
+    def multiply(v: Floats) -> NDArray[np.float64]:
+        out: NDArray[np.float64] = parts[0][0] * v[parts[0][1]]
+        for values, columns in parts[1:]:
+            out += values * v[columns]
+        return out
+
+    return multiply
 
 
 @dataclass
@@ -57,9 +186,7 @@ class PartProgram(Program):
         self, partition: Partition, kernels: str, dtype: str, threads: int | None, every: int = 1
     ) -> None:
         self.partition, self.transport = partition, partition.transport
-        self.border = partition.border_entries
         partition.reset()
-        self.base = partition.base
         self.program: Program = compile_program(partition.lowered, kernels, dtype, threads)
         self.program.owns_unary = True  # the partition's own array, which `reset` puts back
         self.lowered, self.dtype = partition.lowered, self.program.dtype
@@ -68,8 +195,7 @@ class PartProgram(Program):
         """Set by Ctrl-C on this rank."""
         self.stop_asked = False
         """Whether it was set on any rank, at the last reduction."""
-        self.spins = spins_of(partition, self.program)
-        """Of binary fields on the CPU: the exchange with one number per variable."""
+        self.border = exchange_of(partition, self.program)
         self.seconds, self.cpu_seconds = Seconds(), Seconds()
         self.shared_f: tuple[State, float] | None = None
         """A state whose F is known, which rules that look at F leave behind."""
@@ -124,25 +250,13 @@ class PartProgram(Program):
             What makes F of this rank's program its part of the whole F.
         """
         since = time.perf_counter(), time.thread_time()
-        if self.spins is not None:
-            return self._meet_spins(self.spins, self.spins.own(state), since)
-        return self._meet(self.program.marginals_at(state, self.border), since)
+        return self._meet(self.border.own(state), since)
 
-    def _meet_spins(self, spins: SpinCut, own: Floats, since: tuple[float, float]) -> float:
-        """The same with one number per binary variable."""
-        ghosts = spins.ghosts(own)
+    def _meet(self, own: Floats, since: tuple[float, float]) -> float:
+        """Exchange what the border sends for that of the ghosts, and take it in."""
+        ghosts = self.border.routes.ghosts(own)
         since = self._timed("exchange", since)
-        correction = spins.take(own, ghosts)
-        self._timed("cut", since)
-        return correction
-
-    def _meet(self, own: NDArray[np.float64], since: tuple[float, float]) -> float:
-        """Exchange the border's marginals for the ghosts', and take these in."""
-        ghosts = self.partition.ghost_values(own)
-        since = self._timed("exchange", since)
-        g, correction = self.partition.cut.gradient(own, ghosts)
-        if len(g):
-            self.program.set_unary(self.base + g, self.border)
+        correction = self.border.take(own, ghosts)
         self._timed("cut", since)
         return correction
 
@@ -158,30 +272,18 @@ class PartProgram(Program):
         since = time.perf_counter(), time.thread_time()
         own = self.program.free_energy(state)
         self._timed("kernel", since)
-        return self.total(own + correction)
+        return float(self._reduce(np.array([own + correction]), "sum")[0])
 
     def gradient(self, q: Floats) -> NDArray[np.float64]:
         """dE/dq of this rank's variables.  # (layout.size,)"""
         double = np.asarray(q, dtype=np.float64)
         since = time.perf_counter(), time.thread_time()
-        if self.spins is not None:
-            self._meet_spins(self.spins, self.spins.own_of(double), since)
-        else:
-            self._meet(double[self.border], since)
+        self._meet(self.border.own_of(double), since)
         return self.program.gradient(double)
 
     def tangent(self, state: State) -> Tangent:
         """The state as the second-order test uses it."""
         return host_tangent(self.lowered.layout, self.program.marginals(state), self.gradient)
-
-    def total(self, value: float) -> float:
-        """The sum over all ranks."""
-        return float(self._reduce(np.array([value]), "sum")[0])
-
-    def maximum(self, value: float) -> float:
-        """The largest value of a rank; NaN counts as infinite."""
-        found = np.inf if np.isnan(value) else value
-        return float(self._reduce(np.array([found]), "max")[0])
 
     def residual(self, state: State) -> tuple[float, float]:
         """max |softmax(−g(q)) − q| of the whole field, and what rounding may cause of it."""

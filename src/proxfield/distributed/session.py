@@ -12,28 +12,29 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.core.common.records import Record
 from proxfield.core.engines.base import Rows, State
-from proxfield.core.engines.plan import Plan, Update
+from proxfield.core.engines.plan import Chains, Plan, Update
 from proxfield.core.solve.history import Callback, Limits, Progress
 from proxfield.core.solve.loop import Loop, Run
 from proxfield.core.solve.request import UNLIMITED, Request, observed, starting_point
-from proxfield.core.solve.rules.base import Problem, Rule
+from proxfield.core.solve.rules.base import Outcome, Problem, Rule
+from proxfield.core.solve.rules.portfolio import better_of
+from proxfield.core.solve.search.tuned import COLD_SHARE, HOT_SHARE
 from proxfield.core.solve.session import FEWEST_PRODUCTS, THOROUGH_FACTOR, Session
 from proxfield.core.solve.stationarity import MAX_PRODUCTS, Judgement, Verdict
-from proxfield.core.terms.base import Floats, Ints
+from proxfield.core.terms.base import Doubles, Floats, Ints
 from proxfield.core.terms.factor import Factor
 from proxfield.distributed.checkpoint import Checkpoints
-from proxfield.distributed.curvature import curvature_of
 from proxfield.distributed.partition import Partition
 from proxfield.distributed.program import LARGE_SIZE, PartProgram
-from proxfield.distributed.stationarity import judge_spread, nudged_part
+from proxfield.distributed.spectrum import SpreadCurvature, judge_spread, nudged_part
 from proxfield.errors import UnsupportedError
-from proxfield.result import Trace
+from proxfield.result import Status, Trace
 
 ROW = ("iteration", "seconds", "free_energy", "change")
 """Columns of a trace, as checkpoints name them."""
@@ -50,9 +51,11 @@ class PartProblem(Problem):
     @classmethod
     def of(cls, part: Partition, seed: int) -> PartProblem:
         """The problem of a partition."""
-        if part.curvature_of_whole is not None and part.whole is not None:
-            return cls(part.whole, part.curvature_of_whole, seed, partition=part)
-        return cls(part.lowered, curvature_of(part, "cpu"), seed, partition=part)
+        if part.whole is not None:
+            return cls(part.whole.lowered, part.whole.curvature, seed, partition=part)
+        return cls(
+            part.lowered, SpreadCurvature(part.lowered, partition=part), seed, partition=part
+        )
 
     # not cached_property: before Python 3.12 that locks, and ranks may be threads
     @property
@@ -90,26 +93,18 @@ class PartSession(Session):
         return self.moving
 
     def own(self, plan: Plan) -> Plan:
-        part = self.partition
-        if not isinstance(plan, Update) or part.whole is None or part.owner is None:
+        whole = self.partition.whole
+        if not isinstance(plan, Update) or whole is None:
             return plan
-        mine = self._mine
-        fallback = None if plan.fallback is None else np.ascontiguousarray(plan.fallback[mine])
-        return replace(plan, step=np.ascontiguousarray(plan.step[mine]), fallback=fallback)
-
-    @property
-    def _mine(self) -> NDArray[np.bool_]:
-        """Which variables of the whole field are this rank's."""
-        part = self.partition
-        assert part.whole is not None and part.owner is not None
-        return np.asarray(part.owner[part.whole.reduction.free] == part.rank)
+        fallback = plan.fallback
+        fallback = None if fallback is None else np.ascontiguousarray(fallback[whole.mine])
+        return replace(plan, step=np.ascontiguousarray(plan.step[whole.mine]), fallback=fallback)
 
     @property
     def own_bounds(self) -> NDArray[np.float64]:
         """λ_i of this rank's variables.  # (n_vars,)"""
-        local = self.problem.curvature.local
-        whole = self.partition.whole is not None and self.partition.owner is not None
-        return np.asarray(local[self._mine]) if whole else local
+        local, whole = self.problem.curvature.local, self.partition.whole
+        return local if whole is None else np.asarray(local[whole.mine])
 
     def looks_back(self, rule: Rule) -> bool:
         return self.keep == "best"  # a copy of the state may be too much for a rank's memory
@@ -123,7 +118,7 @@ class PartSession(Session):
         return nudged_part(self.partition, q, self.problem.seed + escapes)
 
     def judge(self, state: State, thorough: bool) -> Judgement:
-        largest = self.program.maximum(float(self.partition.lowered.layout.size))
+        largest = self.partition.transport.maximum(self.partition.lowered.layout.size)
         if largest >= LARGE_SIZE:  # it takes a dozen vectors in float64
             return Judgement(Verdict.UNDECIDED)
         products = int(np.clip(2 * self.loop.iterations, FEWEST_PRODUCTS, MAX_PRODUCTS))
@@ -143,10 +138,9 @@ class PartSession(Session):
         def look(progress: Progress) -> bool:
             if self.program.stop_asked:
                 raise KeyboardInterrupt
-            if callback is not None:
-                answer = float(bool(callback(progress)))
-                if self.program.maximum(answer) > 0:
-                    return True
+            maximum = self.partition.transport.maximum
+            if callback is not None and maximum(bool(callback(progress))) > 0:
+                return True
             due = self.loop.elapsed - self.saved >= self.checkpoint_seconds
             if due and self.checkpoints is not None and self.moving is not None:
                 self.checkpoints.save(self.moving, self.position())
@@ -157,24 +151,18 @@ class PartSession(Session):
 
     # ---- checkpoints ----
 
-    def position(self) -> dict[str, Any]:
+    def position(self) -> Record:
         """Where the run stands, but for its state."""
-        loop = self.loop
-        pieces = loop.pieces
+        loop, trace = self.loop, self.loop.make_trace()
         best_f, best = np.inf, np.zeros(0)
         for seen in (loop.best, loop.earlier):
             if seen is not None and seen.free_energy < best_f:
                 best_f, best = seen.recover()
-        found: dict[str, Any] = {
-            "iterations": loop.iterations,
-            "elapsed": loop.elapsed,
-            "memory": self.memory,
-            "best_f": best_f,
-            "best": best,
-        }
-        for name in ROW:
-            parts = [np.asarray(getattr(piece, name), dtype=np.float64) for piece in pieces]
-            found[f"trace {name}"] = np.concatenate([np.zeros(0), *parts])
+        found: Record = {
+            "iterations": loop.iterations, "elapsed": loop.elapsed, "memory": self.memory,
+            "best_f": best_f, "best": best,
+            **{f"trace {name}": np.asarray(getattr(trace, name), dtype=float) for name in ROW},
+        }  # fmt: skip
         run = loop.running
         if run is not None:
             found.update(first=run.first, waiting=run.waiting, test_at=run.test_at)
@@ -198,11 +186,9 @@ class PartSession(Session):
         self.memory.update(found["memory"])
         if len(found["best"]):
             loop.keep(float(found["best_f"]), found["best"])
-        columns = [found[f"trace {name}"] for name in ROW]
-        if len(columns[0]):
-            count = columns[0].astype(np.int64)
-            _, seconds, f, change = columns
-            loop.pieces.append(Trace(count, seconds, f, change, [""] * len(count)))
+        count, seconds, f, change = (found[f"trace {name}"] for name in ROW)
+        if len(count):
+            loop.pieces.append(Trace(count.astype(int), seconds, f, change, [""] * len(count)))
         if "first" in found:
             rows = Rows(found["f"], found["change"], float(found["period2"]))
             run = Run(loop, self.limits)
@@ -213,15 +199,9 @@ class PartSession(Session):
 
 
 def open_part(part: Partition, request: Request, every: int) -> PartSession:
-    """The session of one rank. Collective.
-
-    Args:
-        part: The rank's part.
-        request: What was asked for.
-        every: Updates between two reductions.
-    """
+    """The session of one rank, which reduces after so many updates. Collective."""
     rule, mover = request.rule, request.rule.mover
-    extras = part.transport.reduce(np.array([float(len(part.cut.extras))]))[0]
+    extras = part.transport.total(len(part.cut.extras))
     if extras and (mover.visits_variables or rule.explores):
         raise UnsupportedError(
             f"{rule.name} over several ranks needs every term lowered to tables; use anneal"
@@ -275,13 +255,13 @@ def shared_colors(part: Partition) -> tuple[Ints, Ints]:
     term with a rank before this one get colors that no other rank uses.
     """
     transport = part.transport
-    if part.whole is not None and part.owner is not None:
-        colors = part.whole.color()
+    if part.whole is not None:
+        colors = part.whole.lowered.color()
         count = int(colors.max(initial=-1)) + 1
-        mine = colors[part.owner[part.whole.reduction.free] == part.rank]
+        mine = colors[part.whole.mine]
     else:
         mine = part.lowered.color()
-        used = int(transport.reduce(np.array([float(mine.max(initial=-1))]), "max")[0]) + 1
+        used = int(transport.maximum(mine.max(initial=-1))) + 1
         cut, late = part.cut, np.zeros(part.lowered.layout.n_vars, dtype=bool)
         width = len(cut.border)
         for term in (*cut.pairs, *cut.larger):
@@ -315,3 +295,97 @@ def noted_interrupt(asked: threading.Event) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+PLAIN_SHARE, SAMPLING = 0.2, 0.6
+"""Shares of the updates or of the budget: a descent from the start, and sampling. The rest descends
+from the chain's labelling, and the better of the two ends is the result."""
+CONVEX = 2.0
+"""Largest λ_i up to which F has one minimum, and nothing is sampled."""
+
+
+def explored(session: PartSession, rule: Rule) -> Outcome:
+    """Where a rule that explores ends: the better of two descents of its `mover`. Collective.
+
+    The second one starts from a cooling chain. Each rank samples its own labels, and tells them
+    after each sweep: they are drawn one after another, given all others of its own and those that
+    the ghosts had before the sweep. At the cut that isn't a heat bath, since both ends of a term
+    move at once; but the labelling is only a start for a descent, whose F is that of the whole
+    field.
+    """
+    loop, limits, memory = session.loop, session.limits, session.memory
+    program, mover, seed = session.program, rule.mover, session.problem.seed
+    mover.prepare(session.problem)
+    with loop.clock():
+        plan = mover.plan(session.problem)
+        ends = temperatures(program, session.own_bounds)
+    if ends is None:
+        return session.settle(mover, plan, session.start)
+    if "sampled" in memory:  # a resumed run
+        return best_of_two(session, session.settle(mover, plan, session.start))
+    first = loop.iterations == 0
+    state = session.begin(
+        nudged_part(session.partition, session.start, seed) if first else session.start
+    )
+    if "sweep" not in memory:
+        most = max(1, int(PLAIN_SHARE * limits.max_iters))
+        budget = None if limits.budget is None else PLAIN_SHARE * limits.budget
+        status = session.iterate(plan, state, limits.until(most, budget))
+        if status in (Status.INTERRUPTED, Status.STOPPED):
+            return session.best_seen(mover, state, status)
+        loop.keep(loop.last, np.asarray(program.marginals(state), dtype=np.float64))
+        memory["sweep"] = 1
+    sweeps = max(1, int(SAMPLING * limits.max_iters))
+    f = program.free_energy(state)  # exchanges the ghosts too
+    while memory["sweep"] <= sweeps:
+        done = (memory["sweep"] - 1) / sweeps
+        if limits.budget is not None:
+            done = max(done, (loop.elapsed / limits.budget - PLAIN_SHARE) / SAMPLING)
+        if done >= 1.0:
+            break
+        with loop.clock():
+            temperature = ends[0] * (ends[1] / ends[0]) ** done
+            q = sample(program, state, temperature, [seed, session.partition.rank, memory["sweep"]])
+            state = session.begin(q)
+            f = program.free_energy(state)
+        memory["sweep"] += 1
+        loop.note(1, loop.elapsed, f)
+        program.stop_asked = program.transport.maximum(program.interrupted.is_set()) > 0
+        try:
+            halted = Status.STOPPED if loop.report(f, q.copy) else None
+        except KeyboardInterrupt:
+            halted = Status.INTERRUPTED
+        if halted is not None:
+            return session.best_seen(mover, state, halted)
+    memory["sampled"] = True
+    return best_of_two(session, session.settle(mover, plan, program.marginals(state)))
+
+
+def best_of_two(session: PartSession, after: Outcome) -> Outcome:
+    """The end of the second descent, or that of the first if its F is lower."""
+    seen = session.loop.earlier
+    if seen is None or after.status in (Status.INTERRUPTED, Status.STOPPED):
+        return after
+    f, q = seen.recover()
+    return better_of(session, Outcome(q, f, after.status), after)
+
+
+def temperatures(program: PartProgram, local: Doubles) -> tuple[float, float] | None:
+    """Where to begin and to end, from λ_i of this rank; None where F is convex. Collective."""
+    transport = program.transport
+    if transport.maximum(float(local.max(initial=0.0))) <= CONVEX:
+        return None
+    positive = local[local > 0.0]
+    mean = transport.total(float(positive.sum())) / transport.total(len(positive))
+    return max(1.0, HOT_SHARE * mean), min(1.0, COLD_SHARE * mean)
+
+
+def sample(program: PartProgram, state: State, temperature: float, seed: list[int]) -> Doubles:
+    """Marginals after one sweep of this rank's variables, whose ghosts were exchanged."""
+    start = program.program.marginals(state)
+    own_seed = int(np.random.SeedSequence(seed).generate_state(1)[0])
+    chain = Chains.make(
+        start[None], hot=temperature, cold=temperature, sweeps=1, seeds=own_seed, drawn=True,
+        polish=0,
+    )  # fmt: skip
+    return np.asarray(program.program.explore(chain, 1).q[0])

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
-import selectors
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
-from typing import Any
+from itertools import combinations
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.core.common.arrays import Floats
-from proxfield.distributed.transport import TIMEOUT, Transport, combined
+from proxfield.core.common.arrays import Doubles, Floats
+from proxfield.core.common.records import Record
+from proxfield.distributed.transport import TIMEOUT, Transport
+from proxfield.errors import DistributedError
+
+T = TypeVar("T")
 
 HEADER = struct.Struct("!q")
 RETRY_SECONDS = 0.05
@@ -31,30 +35,30 @@ class Sockets(Transport):
     Args:
         rank: The number of this rank.
         size: Number of ranks.
-        host: Where rank 0 listens.
-        port: Its port.
         timeout: Seconds to wait for others.
     """
 
-    def __init__(
-        self, rank: int, size: int, host: str, port: int, timeout: float = TIMEOUT
-    ) -> None:
+    def __init__(self, rank: int, size: int, timeout: float = TIMEOUT) -> None:
         self.rank, self.size, self.timeout = rank, size, timeout
         self.peers: dict[int, socket.socket] = {}
-        self.deadline = time.monotonic() + timeout
+
+    # ---- meeting ----
+
+    def meet(self, host: str, port: int) -> Sockets:
+        """Connect all ranks, of which rank 0 listens there; returns this one."""
+        self.deadline = time.monotonic() + self.timeout
         try:
             self._meet(host, port)
         except (OSError, ValueError, KeyError) as error:
-            missing = [r for r in range(size) if r != rank and r not in self.peers]
+            missing = [r for r in range(self.size) if r != self.rank and r not in self.peers]
             self.close()
-            if rank == 0:
+            if self.rank == 0:
                 raise self.lost(f"ranks {missing} didn't connect to port {port}", error) from None
             raise self.lost(f"no connection through {host}:{port}", error) from None
         for peer in self.peers.values():
-            peer.settimeout(timeout)
+            peer.settimeout(self.timeout)
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-    # ---- meeting ----
+        return self
 
     def _left(self) -> float:
         left = self.deadline - time.monotonic()
@@ -125,73 +129,54 @@ class Sockets(Transport):
         to_fill = {r: a.data.cast("B") if a.size else None for r, a in out.items()}
         self.bytes_sent += sum(len(part) for part in to_send.values())
         if max(map(len, to_send.values())) <= SMALL_MESSAGE:  # these never wait for the receiver
-            for r, part in to_send.items():
-                self._whole(r, partial(send_all, data=part))
-            for r, room in to_fill.items():
-                if room is not None:
-                    self._whole(r, partial(read_into, view=room))
+            self._send_all(to_send)
+            self._fill(to_fill)
             return out
-        sending = {r: part for r, part in to_send.items() if len(part)}
-        filling = {r: part for r, part in to_fill.items() if part is not None}
-        deadline = time.monotonic() + self.timeout
-        with selectors.DefaultSelector() as selector:
-            for r in sending.keys() | filling.keys():
-                self.peers[r].setblocking(False)
-                selector.register(self.peers[r], wishes(r, sending, filling), r)
+        failed: list[DistributedError] = []
+
+        def send() -> None:
             try:
-                while sending or filling:
-                    ready = selector.select(max(0.0, deadline - time.monotonic()))
-                    if not ready:
-                        waiting = sorted(sending.keys() | filling.keys())
-                        raise self.lost(f"no answer from ranks {waiting}")
-                    for key, events in ready:
-                        self._move(key.data, events, sending, filling)
-                        wanted = wishes(key.data, sending, filling)
-                        if wanted:
-                            selector.modify(key.fileobj, wanted, key.data)
-                        else:
-                            selector.unregister(key.fileobj)
-            finally:
-                for r in lengths:
-                    self.peers[r].settimeout(self.timeout)
+                self._send_all(to_send)
+            except DistributedError as error:
+                failed.append(error)
+
+        sender = threading.Thread(target=send, daemon=True)
+        sender.start()
+        self._fill(to_fill)
+        sender.join()
+        if failed:
+            raise failed[0]
         return out
 
-    def _move(
-        self, r: int, events: int, sending: dict[int, memoryview], filling: dict[int, memoryview]
+    # in ascending order on every rank, so that some pair of them can always go on
+
+    def _send_all(self, to_send: Mapping[int, memoryview]) -> None:
+        for r in sorted(to_send):
+            self._whole(r, socket.socket.sendall, to_send[r])
+
+    def _fill(self, to_fill: Mapping[int, memoryview | None]) -> None:
+        for r in sorted(to_fill):
+            room = to_fill[r]
+            if room is not None:
+                self._whole(r, read_into, room)
+
+    def _whole(
+        self, r: int, action: Callable[[socket.socket, memoryview], None], data: memoryview
     ) -> None:
-        """Send to a rank and receive from it what goes without waiting."""
+        """Send data to a rank, or fill them from it."""
         try:
-            if events & selectors.EVENT_WRITE and r in sending:
-                sending[r] = sending[r][self.peers[r].send(sending[r]) :]
-                if not sending[r]:
-                    del sending[r]
-            if events & selectors.EVENT_READ and r in filling:
-                count = self.peers[r].recv_into(filling[r])
-                if count == 0:
-                    raise ConnectionError("connection closed")
-                filling[r] = filling[r][count:]
-                if not filling[r]:
-                    del filling[r]
-        except BlockingIOError:
-            return
+            action(self.peers[r], data)
         except OSError as error:
             raise self.lost(f"lost rank {r}", error) from None
 
-    def _whole(self, r: int, action: Callable[[socket.socket], None]) -> None:
-        """Do something with the connection to a rank."""
-        try:
-            action(self.peers[r])
-        except OSError as error:
-            raise self.lost(f"lost rank {r}", error) from None
-
-    def _send(self, r: int, values: Floats) -> None:
-        data = np.ascontiguousarray(values, dtype=np.float64).tobytes()
-        self._whole(r, lambda peer: peer.sendall(data))
+    def _send(self, r: int, values: Doubles) -> None:
+        if len(values):
+            self._whole(r, socket.socket.sendall, values.data.cast("B"))
 
     def _receive(self, r: int, length: int) -> NDArray[np.float64]:
         out = np.empty(length)
         if length:
-            self._whole(r, lambda peer: read_into(peer, out.data.cast("B")))
+            self._whole(r, read_into, out.data.cast("B"))
         return out
 
     def reduce(self, values: Floats, how: str = "sum") -> NDArray[np.float64]:
@@ -216,24 +201,14 @@ class Sockets(Transport):
                 peer.close()
 
 
-def wishes(r: int, sending: Mapping[int, object], filling: Mapping[int, object]) -> int:
-    """Events of a connection that are still of interest."""
-    return selectors.EVENT_WRITE * (r in sending) | selectors.EVENT_READ * (r in filling)
-
-
-def send_all(peer: socket.socket, data: memoryview) -> None:
-    """Send a buffer."""
-    peer.sendall(data)
-
-
 def send_json(peer: socket.socket, value: object) -> None:
     """A small value as a frame."""
     data = json.dumps(value).encode()
     peer.sendall(HEADER.pack(len(data)) + data)
 
 
-def read_json(peer: socket.socket) -> dict[str, Any]:
-    """The other way."""
+def read_json(peer: socket.socket) -> Record:
+    """A small value from a frame."""
     head = bytearray(HEADER.size)
     read_into(peer, memoryview(head))
     (length,) = HEADER.unpack(head)
@@ -254,3 +229,57 @@ def read_into(peer: socket.socket, view: memoryview) -> None:
         if count == 0:
             raise ConnectionError("connection closed")
         view = view[count:]
+
+
+def combined(values: list[Doubles], how: str) -> Doubles:
+    """Sum or maximum of arrays, in their order."""
+    out = np.array(values[0])
+    for other in values[1:]:
+        if how == "max":
+            np.maximum(out, other, out=out)
+        else:
+            out += other
+    return out
+
+
+def run_threads(size: int, function: Callable[[Transport], T], timeout: float = TIMEOUT) -> list[T]:
+    """Run a function on so many ranks, which are threads of this process: to try a partition out.
+
+    Args:
+        size: Number of ranks.
+        function: Called with each rank's transport.
+        timeout: Seconds that a rank waits for the others.
+
+    Returns:
+        What each rank returned. The first error of a rank is raised, after all have ended.
+
+    Example:
+        >>> run_threads(3, lambda transport: float(transport.reduce(np.ones(1))[0]))
+        [3.0, 3.0, 3.0]
+    """
+    found: dict[int, T] = {}
+    errors: list[BaseException] = []
+    ranks = [Sockets(rank, size, timeout=timeout) for rank in range(size)]
+    for a, b in combinations(ranks, 2):
+        a.peers[b.rank], b.peers[a.rank] = socket.socketpair()
+    for peer in (peer for rank in ranks for peer in rank.peers.values()):
+        peer.settimeout(timeout)
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * SMALL_MESSAGE)
+
+    def work(rank: Sockets) -> None:
+        try:
+            found[rank.rank] = function(rank)
+        except BaseException as error:
+            errors.append(error)
+            rank.close()  # the others see it
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for rank in ranks:
+        rank.close()
+    if errors:
+        raise errors[0]
+    return [found[rank] for rank in range(size)]

@@ -1,28 +1,33 @@
-"""A lowered field split by the rank that owns each variable."""
+"""A rank's part of a field and its cut: split from the whole, or lowered from its own parts."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from dataclasses import field as field_of
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from proxfield.core.lowering.lowered import Lowered
+from proxfield.core.lowering.lowered import Lowered, lower_untouched
 from proxfield.core.lowering.reduction import Reduction, Untouched
-from proxfield.core.terms.base import Ints, Layout, Term
+from proxfield.core.terms.base import Ints, Layout, Term, as_indices, missing, offers
 from proxfield.core.terms.consistency import Consistency
 from proxfield.core.terms.factor import Factor
 from proxfield.core.terms.pairwise import Ising, Potts
-from proxfield.distributed.cut import Cut, Embedded
+from proxfield.distributed.cut import Cut, Embedded, entries_of, forbidden, refuse_gaussian
+from proxfield.distributed.transport import Transport
+from proxfield.errors import InputError
+from proxfield.field import Field
 
 
 @dataclass
 class CutTerms:
     """Terms of a rank in the whole field's numbering: inside it, and across its border."""
 
-    inside: list[Term] = field(default_factory=list)
-    across: list[Term] = field(default_factory=list)
-    touched: list[Ints] = field(default_factory=list)
+    inside: list[Term] = field_of(default_factory=list)
+    across: list[Term] = field_of(default_factory=list)
+    touched: list[Ints] = field_of(default_factory=list)
     """Variables of the terms across."""
 
 
@@ -40,11 +45,9 @@ def split(lowered: Lowered, user_owner: Ints, rank: int) -> tuple[Lowered, Cut]:
     own = owner == rank
     mine = np.flatnonzero(own)
     found = CutTerms()
-    for term in (lowered.ising, lowered.potts):
+    for term in (lowered.ising, lowered.potts, *lowered.factors):
         if term is not None:
-            part_edges(term, own, found)
-    for factor in lowered.factors:
-        part_factor(factor, own, found)
+            divide(term, own, found)
     extras = CutTerms()
     for extra in lowered.extras:
         part_extra(extra, layout, own, extras)
@@ -57,7 +60,7 @@ def split(lowered: Lowered, user_owner: Ints, rank: int) -> tuple[Lowered, Cut]:
     local = np.full(layout.n_vars, -1, dtype=np.int64)
     local[mine] = np.arange(len(mine))
     entries = own[layout.owner] if layout.n_vars else np.zeros(0, dtype=bool)
-    inside = [renumbered(t, local) for t in found.inside]
+    inside = [taken(t, number=local) for t in found.inside]
     part = Lowered(
         reduction=part_of_reduction(reduction, user_owner == rank),
         constant=lowered.constant if rank == 0 else 0.0,
@@ -70,7 +73,7 @@ def split(lowered: Lowered, user_owner: Ints, rank: int) -> tuple[Lowered, Cut]:
     both = np.concatenate([border, ghosts])
     small = np.full(layout.n_vars, -1, dtype=np.int64)
     small[both] = np.arange(len(both))
-    across = [renumbered(t, small) for t in found.across]
+    across = [taken(t, number=small) for t in found.across]
     cut = Cut(
         layout=Layout(layout.cardinalities[both]),
         border=local[border],
@@ -108,24 +111,27 @@ def part_of_reduction(reduction: Reduction, mine: NDArray[np.bool_]) -> Reductio
     return Reduction(full, reduction.keep[mine[reduction.full.owner]], reduction.whole)
 
 
-def part_edges(term: Ising | Potts, own: NDArray[np.bool_], found: CutTerms) -> None:
-    """Edges inside a rank, and those with one end in it."""
-    ends = own[term.edges]
-    count = ends.sum(axis=1)
-    for rows, into in ((count == 2, found.inside), (count == 1, found.across)):
+def divide(term: Ising | Potts | Factor, own: NDArray[np.bool_], found: CutTerms) -> None:
+    """Edges or tables inside a rank, and those across its border."""
+    scopes = term.scopes if isinstance(term, Factor) else term.edges
+    count, width = own[scopes].sum(axis=1), scopes.shape[1]
+    across = (count > 0) & (count < width)
+    for rows, into in ((count == width, found.inside), (across, found.across)):
         if rows.any():
-            into.append(type(term).trusted(term.edges[rows], term.weights[rows]))
-    found.touched.append(term.edges[count == 1].ravel())
+            into.append(taken(term, rows))
+    found.touched.append(scopes[across].ravel())
 
 
-def part_factor(term: Factor, own: NDArray[np.bool_], found: CutTerms) -> None:
-    """The same for tables."""
-    count = own[term.scopes].sum(axis=1)
-    across = (count > 0) & (count < term.degree)
-    for rows, into in ((count == term.degree, found.inside), (across, found.across)):
-        if rows.any():
-            into.append(Factor.trusted(term.scopes[rows], term.tables, term.index[rows]))
-    found.touched.append(term.scopes[across].ravel())
+def taken(
+    term: Term, rows: NDArray[np.bool_] | slice = slice(None), number: Ints | None = None
+) -> Term:
+    """Some rows of a lowered term, with other numbers of its variables."""
+    assert isinstance(term, (Ising, Potts, Factor))
+    scopes = (term.scopes if isinstance(term, Factor) else term.edges)[rows]
+    scopes = scopes if number is None else number[scopes]
+    if isinstance(term, Factor):
+        return Factor.trusted(scopes, term.tables, term.index[rows])
+    return type(term).trusted(scopes, term.weights[rows])
 
 
 def part_extra(term: Term, layout: Layout, own: NDArray[np.bool_], found: CutTerms) -> None:
@@ -150,25 +156,117 @@ def split_segments(term: Consistency, own: NDArray[np.bool_]) -> list[Consistenc
     count = np.add.reduceat(own[term.members].astype(np.int64), term.starts[:-1])
     inside = np.flatnonzero(count == term.sizes)
     across = np.flatnonzero((count > 0) & (count < term.sizes))
-    return [some_segments(term, which) for which in (inside, *across[:, None])]
-
-
-def some_segments(term: Consistency, which: Ints) -> Consistency:
-    """The same term with some of its segments."""
-    sizes = term.sizes[which]
-    rows = [np.arange(term.starts[c], term.starts[c + 1]) for c in which.tolist()]
-    members = term.members[np.concatenate([np.zeros(0, dtype=np.int64), *rows])]
-    starts = np.concatenate([[0], np.cumsum(sizes)])
-    arrays = {"members": members, "starts": starts, "weights": term.weights[which]}
-    out = object.__new__(Consistency)
-    for key, value in arrays.items():
-        object.__setattr__(out, key, value)
+    out = []
+    for which in (inside, *across[:, None]):
+        rows = [np.arange(term.starts[c], term.starts[c + 1]) for c in which.tolist()]
+        part = object.__new__(Consistency)
+        for key, value in {
+            "members": term.members[np.concatenate([np.zeros(0, dtype=np.int64), *rows])],
+            "starts": np.concatenate([[0], np.cumsum(term.sizes[which])]),
+            "weights": term.weights[which],
+        }.items():
+            object.__setattr__(part, key, value)
+        out.append(part)
     return out
 
 
-def renumbered(term: Term, number: Ints) -> Term:
-    """A lowered term with other numbers of its variables."""
-    if isinstance(term, (Ising, Potts)):
-        return type(term).trusted(number[term.edges], term.weights)
-    assert isinstance(term, Factor)
-    return Factor.trusted(number[term.scopes], term.tables, term.index)
+# ---- parts that each rank makes itself ----
+
+
+def lower_parts(
+    field: Field, cut: Field | None, border: ArrayLike, ghosts: Mapping[int, ArrayLike],
+    transport: Transport,
+) -> tuple[Lowered, Cut]:  # fmt: skip
+    """Lower a rank's own field and its cut, of which nothing is taken out."""
+    inner = as_indices(border, "border", 1)
+    ranks = list(ghosts)
+    outer = [as_indices(ghosts[r], f"ghosts of rank {r}", 1) for r in ranks]
+    if ranks != sorted(ranks) or any(not 0 <= r < transport.size for r in ranks):
+        raise InputError(f"ghosts of ranks {ranks}, expected ascending ranks of other processes")
+    if transport.rank in ranks:
+        raise InputError(f"ghosts of rank {transport.rank}, which is this one")
+    if len(inner) and (inner.min() < 0 or inner.max() >= field.n_vars):
+        raise InputError(f"border names a variable outside of 0 to {field.n_vars - 1}")
+    if len(np.unique(inner)) != len(inner):
+        raise InputError("border names a variable twice")
+    small = Field([], terms=()) if cut is None else cut
+    count = len(inner) + sum(map(len, outer))
+    if small.n_vars != count:
+        raise InputError(f"the cut has {small.n_vars} variables, expected {count}: border, ghosts")
+    if (small.cardinalities[: len(inner)] != field.cardinalities[inner]).any():
+        raise InputError("variables of the border have other numbers of labels in the cut")
+    terms = [t for t in (*field.terms, *small.terms) if not t.omitted]
+    refuse_gaussian(terms)
+    for term in terms:
+        if not offers(term, "lower"):
+            raise missing(term, "lower", "a partition built from parts; use Partition.from_field")
+    if any(isinstance(t, Factor) and t.degree > 1 and t.hard for t in terms):
+        raise forbidden()
+    for term in small.terms:
+        if term.degree is None or term.degree < 2:
+            raise InputError(f"{term.name} terms belong in a rank's own field, not in the cut")
+    lowered = lower_untouched(
+        field.layout, [t for t in field.terms if not t.omitted], False, np.dtype(np.float64)
+    )
+    low = lower_untouched(small.layout, [t for t in small.terms if not t.omitted], False)
+    owners = np.concatenate(
+        [
+            np.zeros(0, dtype=np.int64),
+            *(np.full(len(o), r) for r, o in zip(ranks, outer, strict=True)),
+        ]
+    )
+    found = Cut(
+        layout=small.layout,
+        border=inner,
+        pairs=tuple(across(t, len(inner)) for t in low.terms if t.degree == 2),
+        larger=tuple(t for t in low.terms if isinstance(t, Factor) and t.degree > 2),
+        owners=owners.astype(np.int64),
+        numbers=np.concatenate([np.zeros(0, dtype=np.int64), *outer]),
+    )
+    unary = np.array(lowered.unary, dtype=np.float64)
+    add_evidence(field, unary)
+    at = entries_of(field.layout, inner)
+    unary[at] += low.unary[: found.width]
+    found = replace(found, constant=cut_constant(small, low, found))
+    return replace(lowered, unary=unary), found
+
+
+def across(term: Term, width: int) -> Term:
+    """A pairwise term, checked to have one end at the border."""
+    edges = (
+        term.scopes
+        if isinstance(term, Factor)
+        else term.neighbors(Layout(np.zeros(0, dtype=np.int64)))
+    )
+    if len(edges) and ((edges < width).sum(axis=1) != 1).any():
+        raise InputError("an edge of the cut joins two ghosts, or two variables of this rank")
+    return term
+
+
+def add_evidence(field: Field, unary: NDArray[np.float64]) -> None:
+    """Make the other labels of observed variables impossible."""
+    for v in np.flatnonzero(field.evidence >= 0).tolist():
+        start = field.layout.start(v)
+        kept = unary[start + field.evidence[v]]
+        unary[start : start + int(field.cardinalities[v])] = np.inf
+        unary[start + field.evidence[v]] = kept
+
+
+def cut_constant(cut: Field, lowered: Lowered, found: Cut) -> float:
+    """This rank's part of the constants that lowering takes out of the terms across.
+
+    Both forms give each variable of a term the same share of its energy, so that their difference
+    at any marginals, added up over all ranks, is the constant.
+    """
+    layout = cut.layout
+    q = np.repeat(1.0 / layout.cardinalities, layout.cardinalities)
+    width, share = found.width, 0.0
+    for term in cut.terms:
+        if not term.omitted:
+            g = np.zeros(layout.size)
+            term.add_gradient(layout, q, g)
+            assert term.degree is not None
+            share += float(q[:width] @ g[:width]) / term.degree
+    g, correction = found.gradient(q[:width], q[width:])
+    lowest = float(q[:width] @ g) + correction  # what a program and the correction count
+    return share - lowest - float(q[:width] @ lowered.unary[:width])

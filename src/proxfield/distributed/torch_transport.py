@@ -62,15 +62,15 @@ class TorchTransport(Transport):
     def _connect(self) -> Sockets | None:
         """Connections between all ranks, where rank 0's address is known to all of them."""
         host = os.environ.get("MASTER_ADDR")
-        known = self.reduce(np.array([float(host is None or self.device.type != "cpu")]), "max")
-        if self.size == 1 or known[0] or host is None:
+        unknown = self.maximum(host is None or self.device.type != "cpu")
+        if self.size == 1 or unknown or host is None:
             return None
         port = 0
         if self.rank == 0:
             with socket.create_server((host, 0)) as free:
                 port = int(free.getsockname()[1])
         port = int(self.broadcast(np.array([float(port)]))[0])
-        return Sockets(self.rank, self.size, host, port, self.timeout)
+        return Sockets(self.rank, self.size, self.timeout).meet(host, port)
 
     def _try(self, function: Callable[[], T], what: str) -> T:
         try:
@@ -95,35 +95,20 @@ class TorchTransport(Transport):
         }
         self.bytes_sent += sum(values.nbytes for values in messages.values())
 
+        batch = [dist.P2POp(dist.isend, values, r) for r, values in sent.items() if len(values)]
+        batch += [dist.P2POp(dist.irecv, values, r) for r, values in out.items() if len(values)]
+
         def wait() -> None:
-            for request in self._begin(sent, out):
+            for request in dist.batch_isend_irecv(batch) if batch else ():
                 request.wait(timedelta(seconds=self.timeout))
 
         self._try(wait, f"the exchange with ranks {sorted(messages)} failed")
         return {r: values.cpu().numpy() for r, values in out.items()}
 
-    def _begin(self, sent: dict[int, Any], out: dict[int, Any]) -> list[Any]:
-        """Requests to send and to receive."""
-        if self.device.type == "cpu":  # one by one: that is half the work of a batch
-            work = [dist.irecv(values, r) for r, values in out.items() if len(values)]
-            return work + [dist.isend(values, r) for r, values in sent.items() if len(values)]
-        batch = []
-        for r in sorted(sent):
-            if len(sent[r]):
-                batch.append(dist.P2POp(dist.isend, sent[r], r))
-            if len(out[r]):
-                batch.append(dist.P2POp(dist.irecv, out[r], r))
-        return list(dist.batch_isend_irecv(batch)) if batch else []
-
     def reduce(self, values: Floats, how: str = "sum") -> NDArray[np.float64]:
         tensor = torch.from_numpy(np.array(values, dtype=np.float64)).to(self.device)
         op = dist.ReduceOp.MAX if how == "max" else dist.ReduceOp.SUM
         self._try(lambda: dist.all_reduce(tensor, op), "a reduction failed")
-        return np.asarray(tensor.cpu().numpy())
-
-    def broadcast(self, values: Floats) -> NDArray[np.float64]:
-        tensor = torch.from_numpy(np.array(values, dtype=np.float64)).to(self.device)
-        self._try(lambda: dist.broadcast(tensor, 0), "a broadcast failed")
         return np.asarray(tensor.cpu().numpy())
 
     def close(self) -> None:

@@ -8,18 +8,23 @@ rank is lost or later than the time limit, so that no rank waits forever.
 from __future__ import annotations
 
 import os
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
-from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.core.common.arrays import Doubles, Floats
-from proxfield.errors import DistributedError, InputError, shown
+from proxfield.core.common.arrays import Floats
+from proxfield.errors import (
+    DistributedError,
+    InputError,
+    MissingDependencyError,
+    ProxfieldError,
+    shown,
+)
 
 TIMEOUT = 300.0
 """Seconds that a rank waits for the others."""
@@ -67,9 +72,17 @@ class Transport(ABC):
             how: "sum" or "max".
         """
 
-    @abstractmethod
     def broadcast(self, values: Floats) -> NDArray[np.float64]:
         """The values of rank 0; all ranks give as many numbers."""
+        return self.reduce(values if self.rank == 0 else np.zeros(len(values)))
+
+    def total(self, value: float) -> float:
+        """The sum over all ranks."""
+        return float(self.reduce(np.array([value]))[0])
+
+    def maximum(self, value: float) -> float:
+        """The largest value of a rank; NaN counts as infinite."""
+        return float(self.reduce(np.array([np.inf if np.isnan(value) else value]), "max")[0])
 
     def close(self) -> None:  # noqa: B027 (most have nothing to close)
         """Give back connections."""
@@ -103,107 +116,36 @@ class Alone(Transport):
     def reduce(self, values: Floats, how: str = "sum") -> NDArray[np.float64]:
         return np.array(values, dtype=np.float64)
 
-    def broadcast(self, values: Floats) -> NDArray[np.float64]:
-        return np.array(values, dtype=np.float64)
 
+class MpiTransport(Transport):
+    """Ranks connected by MPI, through mpi4py; time limits are MPI's: a lost rank ends the job."""
 
-class Hub:
-    """What threads that act as ranks share."""
-
-    def __init__(self, size: int) -> None:
-        self.barrier = threading.Barrier(size)
-        self.slots: list[NDArray[np.float64]] = [np.zeros(0)] * size
-        self.queues: dict[tuple[int, int], SimpleQueue[Floats]] = {
-            (a, b): SimpleQueue() for a in range(size) for b in range(size)
-        }
-
-
-class Threads(Transport):
-    """Threads of one process as ranks: for tests, and to try a partition out. See `run_threads`."""
-
-    def __init__(self, hub: Hub, rank: int, timeout: float = TIMEOUT) -> None:
-        self.hub, self.rank, self.timeout = hub, rank, timeout
-        self.size = len(hub.slots)
-
-    def _wait(self) -> None:
+    def __init__(self, timeout: float = TIMEOUT) -> None:
         try:
-            self.hub.barrier.wait(self.timeout)
-        except threading.BrokenBarrierError:
-            raise self.lost("another rank is lost or late") from None
+            from mpi4py import MPI
+        except ImportError:
+            raise MissingDependencyError("backend 'mpi' needs mpi4py: pip install mpi4py") from None
+        self.mpi, self.comm, self.timeout = MPI, MPI.COMM_WORLD, timeout
+        self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
 
     def exchange(
         self, messages: Mapping[int, Floats], lengths: Mapping[int, int]
     ) -> dict[int, Floats]:
-        for other, values in messages.items():
-            self.bytes_sent += values.nbytes
-            self.hub.queues[self.rank, other].put(np.array(values))
-        out: dict[int, Floats] = {}
-        try:
-            for other in lengths:
-                out[other] = self.hub.queues[other, self.rank].get(timeout=self.timeout)
-        except Empty:
-            raise self.lost(f"no answer from rank {other}") from None
+        if not messages:
+            return {}
+        kind = next(iter(messages.values())).dtype
+        sent = {r: np.ascontiguousarray(values) for r, values in messages.items()}
+        out: dict[int, Floats] = {r: np.empty(n, dtype=kind) for r, n in lengths.items()}
+        work = [self.comm.Irecv(values, r) for r, values in out.items()]
+        work += [self.comm.Isend(values, r) for r, values in sent.items()]
+        self.mpi.Request.Waitall(work)
+        self.bytes_sent += sum(values.nbytes for values in sent.values())
         return out
 
-    def _all(self, values: Floats) -> list[Doubles]:
-        self.hub.slots[self.rank] = np.array(values, dtype=np.float64)
-        self._wait()
-        found = list(self.hub.slots)
-        self._wait()
-        return found
-
     def reduce(self, values: Floats, how: str = "sum") -> NDArray[np.float64]:
-        return np.asarray(combined(self._all(values), how))
-
-    def broadcast(self, values: Floats) -> NDArray[np.float64]:
-        return np.array(self._all(values)[0])
-
-
-def combined(values: list[Doubles], how: str) -> Doubles:
-    """Sum or maximum of arrays, in their order."""
-    out = np.array(values[0])
-    for other in values[1:]:
-        if how == "max":
-            np.maximum(out, other, out=out)
-        else:
-            out += other
-    return out
-
-
-def run_threads(size: int, function: Callable[[Transport], T], timeout: float = TIMEOUT) -> list[T]:
-    """Run a function on so many ranks, which are threads of this process.
-
-    Args:
-        size: Number of ranks.
-        function: Called with each rank's transport.
-        timeout: Seconds that a rank waits for the others.
-
-    Returns:
-        What each rank returned. The first error of a rank is raised, after all have ended.
-
-    Example:
-        >>> run_threads(3, lambda transport: float(transport.reduce(np.ones(1))[0]))
-        [3.0, 3.0, 3.0]
-    """
-    hub = Hub(size)
-    found: list[Any] = [None] * size
-    errors: list[BaseException] = []
-
-    def work(rank: int) -> None:
-        try:
-            found[rank] = function(Threads(hub, rank, timeout))
-        except BaseException as error:
-            errors.append(error)
-            hub.barrier.abort()
-
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    return found
+        out = np.array(values, dtype=np.float64)
+        self.comm.Allreduce(self.mpi.IN_PLACE, out, self.mpi.MAX if how == "max" else self.mpi.SUM)
+        return out
 
 
 def gather_texts(transport: Transport, text: str) -> list[str]:
@@ -240,6 +182,18 @@ def fail_together(transport: Transport, message: str) -> None:
         raise DistributedError(f"rank {bad}: {texts[bad]}")
 
 
+@contextmanager
+def together(transport: Transport) -> Iterator[None]:
+    """Let all ranks fail where one can't do what the block does; collective at its end."""
+    try:
+        yield
+    except ProxfieldError as error:
+        with suppress(ProxfieldError):
+            fail_together(transport, str(error))
+        raise
+    fail_together(transport, "")
+
+
 def connect(backend: str | None = None, *, timeout: float = TIMEOUT) -> Transport:
     """Connect this process with the others of the same run.
 
@@ -261,8 +215,6 @@ def connect(backend: str | None = None, *, timeout: float = TIMEOUT) -> Transpor
     if backend not in (None, "gloo", "nccl", "sockets", "mpi"):
         raise InputError(f"backend={shown(backend)}, expected gloo, nccl, sockets or mpi")
     if backend == "mpi":
-        from proxfield.distributed.mpi import MpiTransport
-
         return MpiTransport(timeout)
     if "WORLD_SIZE" not in os.environ and backend is None:
         return Alone()
@@ -275,7 +227,7 @@ def connect(backend: str | None = None, *, timeout: float = TIMEOUT) -> Transpor
         from proxfield.distributed.sockets import Sockets
 
         host = os.environ.get("MASTER_ADDR", "127.0.0.1")
-        return Sockets(rank, size, host, variable("MASTER_PORT"), timeout)
+        return Sockets(rank, size, timeout).meet(host, variable("MASTER_PORT"))
     from proxfield.distributed.torch_transport import TorchTransport
 
     return TorchTransport(backend, rank, size, timeout)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,19 +20,26 @@ HELD = 1 << 62
 """First random number of chains that hold known labels: they draw others than free ones."""
 
 
+class FactorSlots(NamedTuple):
+    """Factors of several variables by variable; a slot is a factor and a position in its scope."""
+
+    ptr: Ints  # first slot of each variable  # (n + 1,)
+    factor: NDArray[np.int32]  # (slots,)
+    place: NDArray[np.int16]  # (slots,)
+    scope_ptr: Ints  # first variable of each factor's scope
+    scope: NDArray[np.int32]  # variables of the scopes
+    base: NDArray[np.int32]  # of each factor in w
+    kind: NDArray[np.int16]
+    strides: Ints  # of each kind
+
+
 class GibbsChains:
     """Gibbs chains over all instances, which go on from where they are.
 
-    Args:
-        structure: The instances.
-        n_chains: Number of chains.
-        seed: Random seed.
-        hold: Keep known labels: chains of the unknown ones given these.
+    With ``hold`` known labels are kept: chains of the unknown ones given these.
     """
 
     def __init__(self, structure: Structure, n_chains: int, seed: int, hold: bool = False) -> None:
-        from proxfield.learn.kernels import Slots
-
         s = self.structure = structure
         several = [f for k, f in sorted(s.factors.items()) if k > 1]
         sizes = [np.full(len(f.base), f.variables.shape[1]) for f in several]
@@ -39,7 +47,7 @@ class GibbsChains:
         scope = _joined([f.variables.ravel() for f in several], np.int32)
         order = np.argsort(scope, kind="stable")
         factor = np.repeat(np.arange(len(scope_ptr) - 1, dtype=np.int32), np.diff(scope_ptr))[order]
-        self.slots = Slots(
+        self.slots = FactorSlots(
             np.concatenate([[0], np.cumsum(np.bincount(scope, minlength=s.n_vars))]).astype(
                 np.int64
             ),

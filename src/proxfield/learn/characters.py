@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.ndimage import distance_transform_edt, gaussian_filter, map_coordinates
 
 from proxfield.core.common.checks import whole_number
 from proxfield.core.common.extras import import_extra
@@ -40,9 +41,9 @@ THICKNESS = (0.0, 1.2)
 """By how many pixels strokes grow on either side, at least and at most."""
 TRIES = 200
 """Characters that are tried for one that the font has."""
-PACKAGES = (
-    "fonts-arphic-ukai fonts-arphic-gkai00mp fonts-arphic-uming fonts-arphic-gbsn00lp "
-    "fonts-wqy-zenhei fonts-noto-cjk"
+REMEDY = (
+    "on Debian: apt install fonts-arphic-ukai fonts-arphic-gkai00mp fonts-arphic-uming "
+    "fonts-arphic-gbsn00lp fonts-wqy-zenhei fonts-noto-cjk"
 )
 """Debian's packages with the fonts of `FONTS`; wqy-microhei has one of its own."""
 MISSING = "\U000f0000"
@@ -200,8 +201,6 @@ def render(character: str, font: FreeTypeFont, rng: np.random.Generator) -> NDAr
 
     Pixels are looked up in the distance to the strokes, so that a threshold sets the thickness.
     """
-    from scipy.ndimage import distance_transform_edt, map_coordinates
-
     ink = draw_glyph(character, font)
     distance = distance_transform_edt(~ink) - distance_transform_edt(ink)
     where = _warp(rng) * SCALE + (len(ink) - 1) / 2
@@ -223,8 +222,6 @@ def draw_glyph(character: str, font: FreeTypeFont) -> NDArray[np.bool_]:
 
 def _warp(rng: np.random.Generator) -> NDArray[np.float64]:
     """Where each pixel comes from, relative to the center, in pixels.  # (2, 72, 72)"""
-    from scipy.ndimage import gaussian_filter
-
     angle = rng.normal(0, math.radians(3))
     shear = rng.normal(0, 0.05, size=2)
     zoom = np.exp(rng.normal(0, 0.05, size=2))
@@ -240,34 +237,19 @@ def _warp(rng: np.random.Generator) -> NDArray[np.float64]:
 # ---- fonts ----
 
 
-@dataclass(frozen=True)
-class Font:
-    """A font by name.
-
-    Attributes:
-        name: Its name here.
-        file: Name of its file.
-        face: Its number in a file of several fonts.
-        weight: How often it is drawn, relative to the others; 0 if only when it is asked for.
-    """
-
-    name: str
-    file: str
-    face: int
-    weight: int
-
-
-FONTS = (
-    Font("ukai", "ukai.ttc", 0, 4),
-    Font("gkai", "gkai00mp.ttf", 0, 4),
-    Font("uming", "uming.ttc", 0, 1),
-    Font("sungti", "gbsn00lp.ttf", 0, 1),
-    Font("zenhei", "wqy-zenhei.ttc", 0, 1),
-    Font("noto-serif", "NotoSerifCJK-Regular.ttc", 2, 1),
-    Font("noto-sans", "NotoSansCJK-Regular.ttc", 2, 0),
-    Font("microhei", "wqy-microhei.ttc", 0, 0),
-)
-"""Fonts that are looked for: Kai (as if written by a brush) twice, Song three times, Hei."""
+FONTS = {
+    "ukai": ("ukai.ttc", 0, 4),
+    "gkai": ("gkai00mp.ttf", 0, 4),
+    "uming": ("uming.ttc", 0, 1),
+    "sungti": ("gbsn00lp.ttf", 0, 1),
+    "zenhei": ("wqy-zenhei.ttc", 0, 1),
+    "noto-serif": ("NotoSerifCJK-Regular.ttc", 2, 1),
+    "noto-sans": ("NotoSansCJK-Regular.ttc", 2, 0),
+    "microhei": ("wqy-microhei.ttc", 0, 0),
+}
+"""Fonts that are looked for: Kai (as if written by a brush) twice, Song three times, Hei. By name
+the file, the number in a file of several fonts, and how often it is drawn, relative to the others;
+0 if only when it is asked for."""
 
 
 def font_folders() -> list[Path]:
@@ -290,46 +272,33 @@ def installed_fonts() -> dict[str, Path]:
     for folder in font_folders():
         for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
             files.setdefault(path.name, path)
-    return {font.name: files[font.file] for font in FONTS if font.file in files}
+    return {name: files[file] for name, (file, _, _) in FONTS.items() if file in files}
 
 
 def choose_fonts(names: tuple[str, ...] | None, held_out: str | None) -> dict[str, int]:
-    """Names and weights of the fonts to draw from.
-
-    Args:
-        names: Names of fonts, each drawn equally often; None: those with a weight in `FONTS`.
-        held_out: The name of a font that isn't drawn from.
-
-    Raises:
-        InputError: If a font is unknown or isn't installed, or none is left.
-    """
-    known, here = {font.name: font for font in FONTS}, installed_fonts()
+    """Names and weights of the fonts to draw from; None: those with a weight in `FONTS`."""
+    here = installed_fonts()
     for name in (*(names or ()), *([held_out] if held_out else [])):
-        if name not in known:
-            raise InputError(f"unknown font {shown(name)}, expected some of: {', '.join(known)}")
+        if name not in FONTS:
+            raise InputError(f"unknown font {shown(name)}, expected some of: {', '.join(FONTS)}")
         if name not in here:
-            raise InputError(f"the font {name} ({known[name].file}) isn't installed; {remedy()}")
-    wanted = dict.fromkeys(names, 1) if names else {f.name: f.weight for f in FONTS if f.weight}
+            raise InputError(f"the font {name} ({FONTS[name][0]}) isn't installed; {REMEDY}")
+    usual = {name: weight for name, (_, _, weight) in FONTS.items() if weight}
+    wanted = dict.fromkeys(names, 1) if names else usual
     chosen = {name: weight for name, weight in wanted.items() if name in here and name != held_out}
     if not chosen:
         what = "no font with Chinese characters is installed" if not here else "no font is left"
-        raise InputError(f"{what}; {remedy()}")
+        raise InputError(f"{what}; {REMEDY}")
     return chosen
-
-
-def remedy() -> str:
-    """How to get fonts."""
-    return f"on Debian: apt install {PACKAGES}"
 
 
 @cache
 def open_font(name: str, size: int) -> FreeTypeFont:
     """A font at a size in pixels."""
     fonts = import_extra("PIL.ImageFont", "characters need Pillow", "images")
-    font = next(font for font in FONTS if font.name == name)
     path = installed_fonts()[name]
     try:
-        found: FreeTypeFont = fonts.truetype(str(path), size, index=font.face)
+        found: FreeTypeFont = fonts.truetype(str(path), size, index=FONTS[name][1])
         return found
     except OSError as error:
         raise InputError(f"can't read the font ({error})", path=str(path)) from None
@@ -368,17 +337,9 @@ common{fonts}.
 def write_characters(
     sets: CharacterSets, folder: str | os.PathLike[str], *, hole: str, seed: int
 ) -> None:
-    """Write sets of characters into a new or empty folder; all of it or nothing.
+    """Write sets of characters into a new or empty folder, all of it or nothing.
 
-    Args:
-        sets: What to write.
-        folder: Where; see the README.txt in it for its files.
-        hole: Size of the hole, for the README.
-        seed: Random seed, for the README.
-
-    Raises:
-        InputError: If the folder can't be written.
-        MissingDependencyError: If Pillow isn't installed.
+    Its README.txt says how they were made, and which files there are.
     """
     some = {NAMES[name]: made for name in NAMES if (made := getattr(sets, name)) is not None}
     with new_folder(folder) as aside:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
@@ -17,7 +17,7 @@ from proxfield.core.common.records import Record
 from proxfield.core.solve.rules.registry import make_rule
 from proxfield.errors import InputError, shown
 from proxfield.field import Field
-from proxfield.learn.estimator import Estimator, Instance, as_sequence, digest, versions
+from proxfield.learn.estimator import Estimator, Instance, as_sequence
 from proxfield.learn.losses import Loss, find_loss
 from proxfield.learn.methods import METHODS, Unrolled, check_updates, find_method
 from proxfield.learn.optimize import Callback, check_limits, stages, stoppable
@@ -178,19 +178,15 @@ class CRF(Estimator):
         parameters = self._learn(structure, callback)
         self.n_labels_, self.n_features_in_, self.n_edge_features_, self.uses_index_ = sizes
         self.parameters_ = parameters
-        self.about_ = {
+        facts = {
             "instances": len(graphs),
             "nodes": sum(g.n_nodes for g in graphs),
             "known labels": structure.n_known,
             "labels": self.n_labels_,
-            "data digest": digest(
-                part
-                for graph, value in zip(graphs, labels, strict=True)
-                for part in (*vars(graph).values(), value)
-            ),
-            "versions": ", ".join(f"{k} {v}" for k, v in versions().items()),
         }
-        return self
+        pairs = zip(graphs, labels, strict=True)
+        parts = (part for graph, value in pairs for part in (*vars(graph).values(), value))
+        return self.tell_about(facts, parts)
 
     def _learn(self, structure: Structure, callback: Callback | None) -> Parameters:
         """Pseudo-likelihood, and the estimator's method from there; Ctrl-C ends both."""
@@ -293,19 +289,16 @@ class CRF(Estimator):
             raise InputError(f"edges have shape {edges.shape}, expected (edges, 2)")
         if self.pairwise != "none":
             form, features, index = self.pairwise, graph.edge_features, graph.edge_index
-            if not uses_index:
-                if features is None and len(edges):
-                    raise InputError("edges have no features, other instances' have them")
-                if features is not None:
-                    _check_width(features, n_edge_features, "edge features")
-                    blocks.append(Block("pairwise", edges, features=features, form=form))
-            else:
-                if features is not None:
-                    raise InputError("edges have features, those of other instances have none")
-                which = np.zeros(len(edges), np.int32) if index is None else index
-                blocks.append(
-                    Block("pairwise", edges, index=which, n_tables=n_edge_features, form=form)
-                )
+            if uses_index and features is not None:
+                raise InputError("edges have features, those of other instances have none")
+            if uses_index:
+                index = np.zeros(len(edges), np.int32) if index is None else index
+                blocks.append(Block("pairwise", edges, None, index, n_edge_features, form))
+            elif features is not None:
+                _check_width(features, n_edge_features, "edge features")
+                blocks.append(Block("pairwise", edges, features, form=form))
+            elif len(edges):
+                raise InputError("edges have no features, other instances' have them")
         observed = None if graph.observed is None else _as_labels(graph.observed)
         return TiedField(np.full(n, n_labels), blocks, labels, observed)
 
@@ -315,9 +308,8 @@ def as_graph(instance: Instance) -> Graph:
     if isinstance(instance, tuple) and 1 <= len(instance) <= 3:
         instance = Graph(*instance)
     if isinstance(instance, Graph):
-        _check_rows(instance.nodes, "nodes")
-        _check_rows(instance.edges, "edges")
-        _check_rows(instance.edge_features, "edge features")
+        for name in ("nodes", "edges", "edge features"):
+            _check_rows(getattr(instance, name.replace(" ", "_")), name)
         if np.ndim(instance.nodes) == 0:
             kind = type(instance.nodes).__name__
             raise InputError(f"nodes are a {kind}, expected an array of features or an index")
@@ -348,10 +340,8 @@ def _located(function: Callable[..., T], number: int, *args: object) -> T:
 
 
 def _as_labels(labels: ArrayLike) -> Ints:
-    try:
-        out = np.asarray(labels).ravel()
-    except ValueError:
-        raise InputError("labels have rows of different lengths, expected one array") from None
+    _check_rows(labels, "labels")
+    out = np.asarray(labels).ravel()
     if out.size and out.dtype.kind not in "iu":
         raise InputError(f"labels must be integers, not {out.dtype}")
     return out.astype(np.int64)
@@ -367,8 +357,7 @@ def _largest(values: ArrayLike | None) -> int:
 
 
 def _width(features: Array, what: str) -> int:
-    shape: Iterable[int] = features.shape if sparse.issparse(features) else np.shape(features)
-    shape = tuple(shape)
+    shape = tuple(features.shape if sparse.issparse(features) else np.shape(features))
     if len(shape) != 2:
         raise InputError(f"{what} have shape {shape}, expected two dimensions")
     return int(shape[1])

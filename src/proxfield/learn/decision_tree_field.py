@@ -20,7 +20,7 @@ from proxfield.core.solve.rules.registry import make_rule
 from proxfield.errors import InputError, shown
 from proxfield.field import Field
 from proxfield.learn.chains import fit_chains
-from proxfield.learn.estimator import Estimator, digest, versions, whole
+from proxfield.learn.estimator import Estimator, whole
 from proxfield.learn.methods import fit_marginals, fit_pseudo
 from proxfield.learn.optimize import FitProgress, check_limits, stages
 from proxfield.learn.structure import prepare
@@ -162,15 +162,13 @@ class DecisionTreeField(Estimator):
         )
         parameters = self._learn(forest, holed, callback)
         self.forest_, self.n_labels_, self.parameters_ = forest, count, parameters
-        self.about_ = {
+        facts = {
             "images": len(holed),
             "hidden pixels": sum(int(h.sum()) for h in hidden),
             "labels": count,
             "trees": 1 + len(forest.pairs),
-            "data digest": digest([*labels, *hidden]),
-            "versions": ", ".join(f"{k} {v}" for k, v in versions().items()),
         }
-        return self
+        return self.tell_about(facts, [*labels, *hidden])
 
     def _learn(
         self, forest: Forest, images: Sequence[HoledImage], callback: Callback | None
@@ -303,15 +301,14 @@ class DecisionTreeField(Estimator):
         if masks is None:
             raise InputError("no masks, expected True where pixels are to be hidden")
         labels, hidden = check_images(images, masks, self.n_labels_, known=True)
-        total, correct, log = 0, 0, 0.0
-        for x, h, q in zip(labels, hidden, self.predict_proba(labels, hidden), strict=True):
-            truth, seen = x[h], q[h]
-            total += len(truth)
-            correct += int((seen.argmax(axis=1) == truth).sum())
-            log += float(np.log(np.maximum(seen[np.arange(len(truth)), truth], 1e-12)).sum())
-        if not total:
+        parts = list(zip(labels, hidden, self.predict_proba(labels, hidden), strict=True))
+        truth = np.concatenate([x[h] for x, h, _ in parts])
+        q = np.concatenate([own[h] for _, h, own in parts])
+        if not len(truth):
             raise InputError("no pixel is hidden in any image, expected holes")
-        return {"accuracy": correct / total, "log_likelihood": log / total}
+        log = np.log(np.maximum(q[np.arange(len(truth)), truth], 1e-12))
+        right = q.argmax(axis=1) == truth
+        return {"accuracy": float(right.mean()), "log_likelihood": float(log.mean())}
 
     # ---- files ----
 
@@ -371,16 +368,9 @@ def _as_given(parts: list[Array], images: Images) -> Array:
 def check_images(
     images: ArrayLike, masks: ArrayLike, n_labels: int | None, *, known: bool
 ) -> tuple[list[Ints], list[NDArray[np.bool_]]]:
-    """Images and masks as arrays of their own, checked.
+    """Images and masks as lists of arrays, checked; errors say what is wrong with which image.
 
-    Args:
-        images: Label images.  # (n, height, width), or a sequence of (height, width)
-        masks: True where hidden; one of them serves all images of its shape.
-        n_labels: Number of labels; None if it isn't known yet.
-        known: Whether hidden pixels have labels, too (for training).
-
-    Raises:
-        InputError: What is wrong, and with which image.
+    One mask serves all images of its shape; with ``known`` hidden pixels have labels, too.
     """
     pictures = as_arrays(images, "images")
     if not pictures:
@@ -419,11 +409,11 @@ def as_arrays(values: Images, what: str) -> list[Array]:
     if isinstance(values, (str, bytes)) or not np.iterable(values):
         kind = type(values).__name__
         raise InputError(f"{what} are a {kind}, expected an array (n, height, width) or a list")
-    return [_as_array(value, f"{what}: number {k}") for k, value in enumerate(values)]
-
-
-def _as_array(value: ArrayLike, where: str) -> Array:
+    out: list[Array] = []
     try:
-        return np.asarray(value)
+        out.extend(np.asarray(value) for value in values)
     except ValueError:
-        raise InputError(f"{where} has rows of different lengths, expected equal ones") from None
+        raise InputError(
+            f"{what}: number {len(out)} has rows of different lengths, expected equal ones"
+        ) from None
+    return out

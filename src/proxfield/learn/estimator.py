@@ -1,30 +1,105 @@
-"""What estimators of this package share: scikit-learn's conventions, files and model cards."""
+"""What estimators of this package share: scikit-learn's conventions, files and model cards.
+
+Files hold arrays in npz form with a JSON header inside; nothing is pickled.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import inspect
+import io
+import json
+import zipfile
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
 from proxfield._version import __version__
 from proxfield.core.common.arrays import Array, Arrays, Doubles, Ints
+from proxfield.core.common.memory import check_memory
 from proxfield.core.common.records import Record
 from proxfield.core.solve.infer import infer
 from proxfield.core.solve.rules.base import Rule
 from proxfield.errors import InputError, ProxfieldError, shown
 from proxfield.field import Field
-from proxfield.io.files import Source, Target, display_name
-from proxfield.learn.files import read_arrays, write_arrays
+from proxfield.io.files import Source, Target, atomic_write, display_name, naming_damage, read_bytes
+from proxfield.io.npy import read_member
 from proxfield.learn.tied import Parameters
 from proxfield.result import Result, Status
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+FORMAT = "proxfield-learn"
+VERSION = 1
+"""Of the format; a file of another one is refused."""
+
+
+def write_arrays(path: Target, holds: str, header: Record, arrays: Arrays) -> None:
+    """Write arrays and a header to a file, whole or not at all.
+
+    ``holds`` says what it holds, the name of a class for instance.
+    """
+    about: Record = {"format": FORMAT, "version": VERSION, "holds": holds, "library": __version__}
+    for name, array in arrays.items():
+        if np.asarray(array).dtype.hasobject:
+            raise InputError(f"array {name!r} holds objects, expected numbers or text")
+    try:
+        text = json.dumps({**about, "arrays": list(arrays), **header}, default=_plain)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"a parameter can't be saved ({error}), expected numbers, text or lists",
+            path=display_name(path),
+        ) from None
+    buffer = io.BytesIO()
+    content: Record = {"header": np.frombuffer(text.encode(), np.uint8), **arrays}
+    np.savez_compressed(buffer, **content)
+    atomic_write(path, buffer.getvalue())
+
+
+def read_arrays(
+    source: Source, holds: str, *, max_bytes: int | None = None
+) -> tuple[Record, Arrays]:
+    """The header and the arrays of a file that `write_arrays` wrote, checked."""
+    data, path = read_bytes(source, max_bytes)
+    if not data.startswith(b"PK"):
+        raise InputError("isn't an npz archive, expected a file that save() wrote", path=path)
+    try:
+        with naming_damage(None), zipfile.ZipFile(io.BytesIO(data)) as archive:
+            check_memory(sum(m.file_size for m in archive.infolist()), f"reading {path}")
+            header = _read_header(archive, holds)
+            names = [str(name) for name in header["arrays"]]
+            if {f"{name}.npy" for name in ("header", *names)} != set(archive.namelist()):
+                raise InputError("the file is damaged: its arrays aren't those of the header")
+            return header, {name: read_member(archive, name) for name in names}
+    except InputError as error:
+        raise InputError(error.message, path=path) from None
+
+
+def _read_header(archive: zipfile.ZipFile, holds: str) -> Record:
+    if "header.npy" not in archive.namelist():
+        raise InputError("has no header, expected a file that save() wrote")
+    header = json.loads(read_member(archive, "header").tobytes().decode())
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        raise InputError("isn't a file of proxfield.learn, expected one that save() wrote")
+    if header.get("version") != VERSION:
+        raise InputError(
+            f"has version {shown(header.get('version'))} of the format, expected {VERSION}"
+        )
+    if header.get("holds") != holds:
+        raise InputError(f"holds {shown(header.get('holds'))}, expected {shown(holds)}")
+    return header
+
+
+def _plain(value: object) -> object:
+    """Numpy's numbers and arrays as Python's, for JSON."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} is no number, text or list")
 
 
 Instance: TypeAlias = Any
@@ -85,13 +160,8 @@ class Estimator:
     def __sklearn_tags__(self) -> object:
         from sklearn.utils import Tags, TargetTags
 
-        return Tags(
-            estimator_type=None,
-            target_tags=TargetTags(required=True),
-            transformer_tags=None,
-            classifier_tags=None,
-            regressor_tags=None,
-        )
+        kinds = ("estimator_type", "transformer_tags", "classifier_tags", "regressor_tags")
+        return Tags(target_tags=TargetTags(required=True), **dict.fromkeys(kinds))
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "parameters_")
@@ -109,6 +179,12 @@ class Estimator:
         """Raise `NotFittedError` before `fit`."""
         if not hasattr(self, "parameters_"):
             raise NotFittedError(f"this {type(self).__name__} isn't fitted yet, call fit first")
+
+    def tell_about(self, facts: Record, data: Iterable[Array | None]) -> Self:
+        """Keep for the model card what the estimator was fitted to; returns the estimator."""
+        versions = f"proxfield {__version__}, numpy {np.__version__}, scipy {scipy.__version__}"
+        self.about_ = {**facts, "data digest": digest(data), "versions": versions}
+        return self
 
     # ---- prediction ----
 
@@ -243,13 +319,6 @@ class Estimator:
             mean = v.mean() if v.size else 0.0
             lines.append(f"| {name} | {v.shape} | {mean:.4g} | {low:.4g} | {high:.4g} |")
         return "\n".join(lines) + "\n"
-
-
-def versions() -> Record:
-    """Versions of what a fit depends on."""
-    import scipy
-
-    return {"proxfield": __version__, "numpy": np.__version__, "scipy": scipy.__version__}
 
 
 def as_sequence(X: Instance, what: str = "X") -> Sequence[Instance]:

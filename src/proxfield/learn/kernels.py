@@ -7,8 +7,6 @@ factors, so results don't vary. `tests/learn/reference.py` computes the same in 
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,6 +15,7 @@ from proxfield.core.compiled.jit import inlined, kernel
 from proxfield.core.compiled.math import exp_negative
 from proxfield.core.compiled.random import uniform
 from proxfield.core.engines.recorded import Factors
+from proxfield.learn.chains import FactorSlots
 
 Bytes = NDArray[np.uint8]
 Counts = NDArray[np.int32]
@@ -82,19 +81,6 @@ def conditional_loss(energy: Doubles, offsets: Ints, y: Ints, weight: Doubles, d
 # ---- chains ----
 
 
-class Slots(NamedTuple):
-    """Factors of several variables by variable; a slot is a factor and a position in its scope."""
-
-    ptr: Ints  # first slot of each variable  # (n + 1,)
-    factor: NDArray[np.int32]  # (slots,)
-    place: NDArray[np.int16]  # (slots,)
-    scope_ptr: Ints  # first variable of each factor's scope
-    scope: NDArray[np.int32]  # variables of the scopes
-    base: NDArray[np.int32]  # of each factor in w
-    kind: NDArray[np.int16]
-    strides: Ints  # of each kind
-
-
 @kernel
 def count_labels(f: Factors, x: Ints, share: float, out: Doubles) -> None:
     """Add ``share`` to the entry of w that each factor has at a labelling."""
@@ -107,20 +93,13 @@ def count_labels(f: Factors, x: Ints, share: float, out: Doubles) -> None:
 
 @kernel
 def gibbs(
-    w: Doubles, unary: Doubles, offsets: Ints, slots: Slots, held: NDArray[np.bool_],
+    w: Doubles, unary: Doubles, offsets: Ints, slots: FactorSlots, held: NDArray[np.bool_],
     seed: np.uint64, counter: np.uint64, x: Ints,
 ) -> None:  # fmt: skip
     """One Gibbs sweep: each variable that isn't held draws its label given all others.
 
-    Args:
-        w: Tables.
-        unary: Energies of single variables.  # (size,)
-        offsets: First entry of each variable.
-        slots: The factors of several variables.
-        held: Variables that keep their labels.  # (n,)
-        seed: Random seed, uint64.
-        counter: Number of the first random number, uint64.
-        x: Labels, changed in place.  # (n,)
+    ``unary`` are the energies of single variables, ``counter`` is the number of the first random
+    number, and the labels x are changed in place.
     """
     n = len(offsets) - 1
     largest = 0
@@ -163,18 +142,7 @@ def gibbs_binary(
     h: Doubles, ptr: Ints, other: NDArray[np.int32], j: Doubles, held: NDArray[np.bool_],
     seed: np.uint64, counter: np.uint64, x: Ints,
 ) -> None:  # fmt: skip
-    """`gibbs` for binary variables and pairs, as spins: E = Σ h s + Σ J s t.
-
-    Args:
-        h: Fields.  # (n,)
-        ptr: First slot of each variable; a slot is a neighbor.
-        other: The neighbor of each slot.
-        j: The coupling of each slot.
-        held: Variables that keep their labels.  # (n,)
-        seed: Random seed, uint64.
-        counter: Number of the first random number, uint64.
-        x: Labels, changed in place.  # (n,)
-    """
+    """`gibbs` for binary variables and pairs: E = Σ h s + Σ J s t; a slot is a neighbor."""
     n = len(h)
     spin = np.empty(n)
     for v in range(n):

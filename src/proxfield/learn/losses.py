@@ -39,12 +39,6 @@ class Targets:
         """Variables whose label is known."""
         return np.flatnonzero(self.labels >= 0)
 
-    def entries(self) -> tuple[Ints, Ints]:
-        """Flat entries of known variables, and the class of each."""
-        owner = np.repeat(np.arange(len(self.labels)), np.diff(self.offsets))
-        at = np.flatnonzero(self.labels[owner] >= 0)
-        return at, at - self.offsets[owner[at]]
-
 
 Loss = Callable[[Doubles, Targets], tuple[float, Doubles]]
 
@@ -75,50 +69,39 @@ def log_loss(q: Doubles, targets: Targets) -> tuple[float, Doubles]:
     return float(-(weight * np.log(p)).sum() / total), out
 
 
-def _overlaps(q: Doubles, targets: Targets) -> tuple[Ints, Ints, Doubles, Doubles, Doubles]:
-    """Entries, their classes and truth; Σ q·y and Σ q + Σ y of each class."""
-    at, label = targets.entries()
-    owner = np.searchsorted(targets.offsets, at, side="right") - 1
-    truth = np.asarray(targets.labels[owner] == label, dtype=np.float64)
+def overlap_loss(
+    q: Doubles, targets: Targets, factor: float, joint: float
+) -> tuple[float, Doubles]:
+    """1 − ``factor`` Σ q·y / Σ (q + y − ``joint`` q·y), averaged over classes that occur.
+
+    Sums are over all variables of all instances; results as for `log_loss`.
+    """
+    owner = np.repeat(np.arange(len(targets.labels)), np.diff(targets.offsets))
+    at = np.flatnonzero(targets.labels[owner] >= 0)
+    label = at - targets.offsets[owner[at]]
+    truth = np.asarray(targets.labels[owner[at]] == label, dtype=np.float64)
     n = len(targets.weights)
-    inside = np.bincount(label, q[at] * truth, n).astype(np.float64)
-    total = (np.bincount(label, q[at], n) + np.bincount(label, truth, n)).astype(np.float64)
-    return at, label, truth, inside, total
-
-
-def _weights(targets: Targets, truth: Doubles, label: Ints) -> Doubles:
-    """Weights of classes that occur, with the sum 1."""
-    occurs = np.bincount(label, truth, len(targets.weights)) > 0
-    weight = np.where(occurs, targets.weights, 0.0)
-    return np.asarray(weight / weight.sum())
+    inside, occurs = np.bincount(label, q[at] * truth, n), np.bincount(label, truth, n)
+    union = np.bincount(label, q[at], n) + occurs - joint * inside
+    weight = np.where(occurs > 0, targets.weights, 0.0)
+    weight /= weight.sum()
+    safe = np.where(union > 0, union, 1.0)
+    loss = 1.0 - float((weight * factor * inside / safe).sum())
+    slope = factor * truth / safe[label]
+    slope -= (factor * inside / safe**2)[label] * (1.0 - joint * truth)
+    out = np.zeros_like(q)
+    out[at] = -weight[label] * slope
+    return loss, out
 
 
 def dice_loss(q: Doubles, targets: Targets) -> tuple[float, Doubles]:
-    """1 − the soft Dice coefficient 2 Σ q·y / (Σ q + Σ y), averaged over classes that occur.
-
-    Sums are over all variables of all instances; arguments and results as for `log_loss`.
-    """
-    at, label, truth, inside, total = _overlaps(q, targets)
-    weight = _weights(targets, truth, label)
-    safe = np.where(total > 0, total, 1.0)
-    loss = 1.0 - float((weight * 2 * inside / safe).sum())
-    out = np.zeros_like(q)
-    slope = 2 * truth / safe[label] - (2 * inside / safe**2)[label]
-    out[at] = -weight[label] * slope
-    return loss, out
+    """1 − the soft Dice coefficient 2 Σ q·y / (Σ q + Σ y), averaged over classes that occur."""
+    return overlap_loss(q, targets, 2.0, 0.0)
 
 
 def iou_loss(q: Doubles, targets: Targets) -> tuple[float, Doubles]:
-    """1 − the soft intersection over union Σ q·y / Σ (q + y − q·y), as `dice_loss`."""
-    at, label, truth, inside, total = _overlaps(q, targets)
-    weight = _weights(targets, truth, label)
-    union = total - inside
-    safe = np.where(union > 0, union, 1.0)
-    loss = 1.0 - float((weight * inside / safe).sum())
-    out = np.zeros_like(q)
-    slope = truth / safe[label] - (inside / safe**2)[label] * (1.0 - truth)
-    out[at] = -weight[label] * slope
-    return loss, out
+    """1 − the soft intersection over union Σ q·y / Σ (q + y − q·y), averaged like `dice_loss`."""
+    return overlap_loss(q, targets, 1.0, 1.0)
 
 
 LOSSES: dict[str, Loss] = {"log": log_loss, "dice": dice_loss, "iou": iou_loss}

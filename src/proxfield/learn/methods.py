@@ -113,15 +113,9 @@ def fit_pseudo(
 
 
 class Unrolled(Generic[S]):
-    """Damped updates from uniform marginals, with their exact adjoint.
+    """Damped updates of a program from uniform marginals, with their exact adjoint.
 
-    Args:
-        updates: A program with its parameters.
-        n_updates: Number of updates, 1 or more.
-        step: Their step, above 0 and at most 1.
-
-    Attributes:
-        q: Marginals after the last update.  # (size,)
+    ``q`` are the marginals after the last update.  # (size,)
     """
 
     def __init__(self, updates: Recorded[S], n_updates: int, step: float) -> None:
@@ -183,12 +177,6 @@ def weakened(
 
     Pseudo-likelihood may find interactions that are much too strong for mean field; there the
     marginals are certain, often wrong, and no small change of parameters matters.
-
-    Args:
-        parameters: The parameters.
-        names: Those of interactions.
-        objective: What the best has the least of.
-        l2: Weight of ½ ‖parameters‖², which is added to it.
     """
     best, least = parameters, np.inf
     if not any(parameters[name].any() for name in names):

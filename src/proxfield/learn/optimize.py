@@ -95,12 +95,7 @@ def check_limits(l2: float, max_iters: int) -> None:
 
 
 class Packing:
-    """Parameters as one vector; those of fixed names are left out.
-
-    Args:
-        parameters: Parameters, whose shapes count and whose values fixed ones keep.
-        fixed: Names of parameters that aren't learned.
-    """
+    """Parameters as one vector; those of fixed names are left out and keep their values."""
 
     def __init__(self, parameters: Parameters, fixed: Collection[str] = ()) -> None:
         if isinstance(fixed, str):
@@ -162,20 +157,9 @@ def minimize(
     fixed: Collection[str] = (),
     callback: Callback | None = None,
 ) -> Parameters:
-    """Minimize an objective + ½ l2 ‖parameters‖² by L-BFGS.
+    """Minimize an objective + ½ l2 ‖parameters‖² by L-BFGS; arguments as for `fit_marginals`.
 
-    Args:
-        objective: The function, with its gradient.
-        parameters: Where to start.
-        l2: Weight of the squared norm.
-        max_iters: Maximum number of iterations.
-        tol: Stop where an iteration lowers the objective by less than this share of it.
-        method: Name for progress.
-        fixed: Names of parameters that stay as they are.
-        callback: See `Callback`.
-
-    Returns:
-        The best parameters seen; also after Ctrl-C.
+    Returns the best parameters seen, also after Ctrl-C.
     """
     from scipy.optimize import minimize as scipy_minimize
 
@@ -208,13 +192,7 @@ def minimize(
 
 
 class AdamSteps:
-    """Adam's averages of gradients; a step is `move`.
-
-    Args:
-        size: Number of parameters.
-        rate: The first step; it falls to a hundredth of it by half a cosine.
-        steps: Number of steps in all.
-    """
+    """Adam; the rate of its steps falls to a hundredth of the first by half a cosine."""
 
     def __init__(self, size: int, rate: float, steps: int) -> None:
         self.mean, self.square = np.zeros(size), np.zeros(size)

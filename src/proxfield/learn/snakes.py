@@ -18,7 +18,7 @@ from proxfield.errors import InputError
 from proxfield.generate import grid_edges
 from proxfield.io.files import Source, Target
 from proxfield.learn.crf import Graph
-from proxfield.learn.files import read_arrays, write_arrays
+from proxfield.learn.estimator import read_arrays, write_arrays
 
 LENGTH = 10
 N_LABELS = LENGTH + 1
@@ -102,13 +102,7 @@ def _indicators(on: Ints, width: int) -> sparse.csr_matrix:
 
 
 def write_snakes(path: Target, parts: dict[str, tuple[Pictures, Pictures]], seed: int) -> None:
-    """Write pictures and labels to an npz file.
-
-    Args:
-        path: Where to write.
-        parts: Pictures and labels by name of the part ("train", "test").
-        seed: The seed, for the header.
-    """
+    """Write pictures and labels, by name of the part ("train", "test"), to an npz file."""
     arrays = {}
     for name, (pictures, labels) in parts.items():
         arrays[f"{name}/shapes"] = np.array([picture.shape for picture in pictures])

@@ -185,9 +185,9 @@ class Structure(Examples):
 
     def on_torch(self, device: str) -> TiedEnergy:
         """The factors on a device of torch, made once."""
-        if device not in self.devices:
-            from proxfield.core.engines.torch.tied import TiedEnergy
+        from proxfield.core.engines.torch.tied import TiedEnergy
 
+        if device not in self.devices:
             factors = [self.factors[k] for k in sorted(self.factors)]
             self.devices[device] = TiedEnergy(factors, self.offsets, device)
         return self.devices[device]
@@ -240,67 +240,52 @@ class _Collector:
 
     def add(self, number: int, instance: TiedField) -> None:
         take_shapes(self.shapes, instance, number)
-        free = np.ones(instance.n_vars, dtype=bool)
-        if instance.observed is not None:
-            free = instance.observed < 0
+        unknown = np.full(instance.n_vars, -1)
+        observed = unknown if instance.observed is None else instance.observed
+        free = observed < 0
         place = np.cumsum(free) - 1 + self.n_vars
         for block, shape in zip(instance.blocks, instance.shapes, strict=True):
             if len(block):
-                self._add_block(number, block, shape, instance, free, place)
-        labels = instance.labels
-        known = np.full(instance.n_vars, -1) if labels is None else labels
-        self.labels.append(known[free])
+                self._add_block(number, block, shape, observed, place)
+        self.labels.append((unknown if instance.labels is None else instance.labels)[free])
         self.cards.append(instance.cardinalities[free])
         self.n_vars += int(free.sum())
 
     def _add_block(
-        self,
-        number: int,
-        block: Block,
-        shape: tuple[int, ...],
-        instance: TiedField,
-        free: NDArray[np.bool_],
-        place: Ints,
+        self, number: int, block: Block, shape: tuple[int, ...], observed: Ints, place: Ints
     ) -> None:
-        form = (
-            block.form if isinstance(block.form, str) else (block.form.shape, block.form.tobytes())
-        )
-        key = (block.name, shape, form, block.n_tables, block.index is None)
+        own = block.form
+        form = own if isinstance(own, str) else (own.shape, own.tobytes())
+        indexed = block.index is not None
+        key = (block.name, shape, form, block.n_tables, indexed)
         if key not in self.shared:
-            rows: list[Array] | None = [] if block.index is None else None
-            count = 0 if block.index is None else block.n_tables
             self.shared[key] = _Shared(
-                block.name, shape, block.basis(shape), block.n_tables, rows, count
-            )
+                block.name, shape, block.basis(shape), block.n_tables,
+                None if indexed else [], block.n_tables if indexed else 0,
+            )  # fmt: skip
         shared = self.shared[key]
-        loose = free[block.variables]  # (m, arity)
-        kept = np.flatnonzero(loose.any(axis=1))
+        kept = np.flatnonzero((observed[block.variables] < 0).any(axis=1))
         if len(kept) == 0:
             return
-        everything = len(kept) == len(block)
-        variables = block.variables if everything else block.variables[kept]
-        loose = loose if everything else loose[kept]
+        variables = block.variables[kept]
+        seen = observed[variables]  # (m, arity)
+        loose = seen < 0
         if block.index is None:
             table = shared.count + np.arange(len(kept), dtype=np.int64)
             assert shared.rows is not None
-            shared.rows.append(block.features if everything else block.features[kept])
+            shared.rows.append(block.features[kept])
             shared.count += len(kept)
         else:
             table = block.index[kept].astype(np.int64)
-        base = table * shared.size
         strides = [int(np.prod(shape[p + 1 :])) for p in range(len(shape))]
-        if not loose.all():
-            assert instance.observed is not None
-            for p, stride in enumerate(strides):
-                seen = instance.observed[variables[:, p]]
-                base += np.where(seen >= 0, seen, 0) * stride
+        base = table * shared.size + np.maximum(seen, 0) @ np.array(strides)
         pattern = loose @ (1 << np.arange(block.arity))
         for code in np.unique(pattern):
-            rows_of = slice(None) if everything and loose.all() else np.flatnonzero(pattern == code)
+            rows_of = np.flatnonzero(pattern == code)
             axes = [p for p in range(block.arity) if code >> p & 1]
             kind = self.kinds.setdefault(tuple(strides[p] for p in axes), len(self.kinds))
             scope = place[variables[rows_of][:, axes]].astype(np.int32)
-            part = (number, scope, base[rows_of].astype(np.int64), kind, shared)
+            part = (number, scope, base[rows_of], kind, shared)
             self.parts.setdefault(len(axes), []).append(part)
 
     def finish(self, count: int) -> Structure:

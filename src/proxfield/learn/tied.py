@@ -111,11 +111,8 @@ class Block:
                     f"form of block {name!r} has shape {form.shape}, expected tables of "
                     f"{scopes.shape[1]} variables, with up to 2 axes before them"
                 )
-        for key, value in (
-            *(("name", str(name)), ("variables", scopes), ("features", features)),
-            *(("index", which), ("n_tables", count), ("form", form)),
-        ):
-            object.__setattr__(self, key, value)
+        vars(self).update(name=str(name), variables=scopes, features=features)
+        vars(self).update(index=which, n_tables=count, form=form)
 
     @property
     def arity(self) -> int:
@@ -158,17 +155,12 @@ class Block:
         """The tables V_f of some parameters.  # (F, K_1, …)"""
         return expand(parameters, self.basis(shape), self.arity)
 
-    def pull(self, gradient: Doubles, shape: tuple[int, ...]) -> Doubles:
-        """The gradient in parameters, from one in the tables.  # (F, K_1, …) -> parameters"""
-        return contract(gradient, self.basis(shape), self.arity)
-
 
 def expand(parameters: Doubles, basis: Doubles | None, arity: int) -> Doubles:
     """Tables from parameters: the linear map that a form stands for."""
     if basis is None:
         return parameters
-    extra = basis.ndim - arity
-    if extra == 0:
+    if basis.ndim == arity:
         return np.asarray(parameters.reshape(-1, *(1,) * arity) * basis)
     return np.asarray(np.tensordot(parameters, basis, axes=1))
 
@@ -180,9 +172,8 @@ def contract(gradient: Doubles, basis: Doubles | None, arity: int) -> Doubles:
     extra = basis.ndim - arity
     if extra == 2:
         return np.asarray(np.tensordot(basis, gradient, axes=arity + 1))
-    return np.asarray(
-        np.tensordot(gradient, basis, axes=(range(1, arity + 1), range(extra, extra + arity)))
-    )
+    axes = range(1, arity + 1), range(extra, extra + arity)
+    return np.asarray(np.tensordot(gradient, basis, axes=axes))
 
 
 def _as_integers(values: ArrayLike, what: str) -> Array:
@@ -257,10 +248,12 @@ class TiedField:
         layout = Layout(cards)
         for block in blocks:
             check_scopes(layout, block.variables, f"factor of block {block.name!r}")
-        object.__setattr__(self, "cardinalities", cards)
-        object.__setattr__(self, "blocks", tuple(blocks))
-        object.__setattr__(self, "labels", checked_labels(labels, cards, "labels"))
-        object.__setattr__(self, "observed", checked_labels(observed, cards, "observed labels"))
+        vars(self).update(
+            cardinalities=cards,
+            blocks=tuple(blocks),
+            labels=checked_labels(labels, cards, "labels"),
+            observed=checked_labels(observed, cards, "observed labels"),
+        )
         _ = self.shapes
 
     @property
@@ -325,6 +318,9 @@ class TiedField:
         Returns:
             One array per name, shaped like the parameters.
         """
+        from proxfield.core.engines.numba.tied import add_adjoint
+        from proxfield.learn.structure import prepare
+
         given = np.asarray(q)
         if given.dtype.kind in "iu" and given.shape == (self.n_vars,):
             flat = np.zeros(self.layout.size)
@@ -333,24 +329,12 @@ class TiedField:
             flat = np.asarray(given, dtype=np.float64).ravel()
             if len(flat) != self.layout.size:
                 raise InputError(f"marginals have {len(flat)} entries, expected {self.layout.size}")
-        out = {name: np.zeros(shape) for name, shape in self.parameter_shapes().items()}
-        for block, shape in zip(self.blocks, self.shapes, strict=True):
-            out[block.name] += block.pull(self._table_counts(block, shape, flat), shape)
-        return out
-
-    def _table_counts(self, block: Block, shape: tuple[int, ...], flat: Doubles) -> Doubles:
-        """Σ_e x_ef Π_p q_p[y_p] for every table and configuration.  # (F, K_1, …)"""
-        joint = np.ones((len(block), 1))
-        for p, labels in enumerate(shape):
-            own = flat[self.layout.entries(block.variables[:, p], labels)]
-            joint = (joint[:, :, None] * own[:, None, :]).reshape(len(block), -1)
-        if block.index is None:
-            total = block.features.T @ joint
-        else:
-            size = joint.shape[1]
-            at = block.index.astype(np.int64)[:, None] * size + np.arange(size)
-            total = np.bincount(at.ravel(), joint.ravel(), block.n_tables * size)
-        return np.asarray(total, dtype=np.float64).reshape(block.n_tables, *shape)
+        # E is linear in the tables, and the gradient of a term of k variables has k times its part
+        s = prepare([TiedField(self.cardinalities, self.blocks)])
+        tables, out, unused = np.zeros(s.n_entries), np.zeros(s.n_entries), np.zeros_like(flat)
+        for k, f in s.factors.items():
+            add_adjoint(tables, f, s.offsets, flat, flat / k, unused, out)
+        return s.pull(out)
 
 
 def _term(block: Block, parameters: Doubles, shape: tuple[int, ...]) -> Term:

@@ -118,18 +118,9 @@ class HoledImage:
 def grow(
     features: Bytes, classes: Ints, n_values: int, n_classes: int, max_leaves: int, least: int = 1
 ) -> Tree:
-    """Grow a tree that predicts classes, best-first.
+    """Grow a tree that predicts classes, best-first; with fewer leaves if no more tests help.
 
-    Args:
-        features: Values of the features.  # (samples, features)
-        classes: Class of each sample.  # (samples,)
-        n_values: Number of values of a feature.
-        n_classes: Number of classes.
-        max_leaves: Maximum number of leaves.
-        least: Minimum number of samples in a leaf.
-
-    Returns:
-        The tree; with fewer leaves if no more tests help.
+    There are at least ``least`` samples in a leaf.  # (samples, features), (samples,)
 
     Example:
         >>> x = np.array([[0, 2], [1, 2], [2, 2], [1, 0]], dtype=np.uint8)
@@ -156,13 +147,7 @@ def grow(
 
 
 def check_tree(tree: Tree, n_features: int, n_values: int) -> None:
-    """Raise `InputError` unless every node is reached once and asks for what there is.
-
-    Args:
-        tree: A tree, from a file for example.
-        n_features: Number of features.
-        n_values: Largest value of a feature.
-    """
+    """Raise `InputError` unless every node is reached once and asks for what there is."""
     inner = tree.tests[:, 0] >= 0
     feature, value = tree.tests[inner].T
     reached = np.sort(tree.children[inner].ravel())
@@ -267,14 +252,7 @@ def feature_offsets(count: int = 256, reach: int = 18) -> Ints:
     """Offsets of the pixels that trees look at: dense near the middle, sparse far from it.
 
     Points of a sunflower spiral whose radius grows faster than its square root would, rounded to
-    pixels, each once.
-
-    Args:
-        count: Number of offsets.
-        reach: Their maximum distance along an axis.
-
-    Returns:
-        Rows and columns, the nearest first.  # (count, 2)
+    pixels, each once, the nearest first.  # (count, 2)
 
     Example:
         >>> offsets = feature_offsets(256)

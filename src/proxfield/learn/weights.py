@@ -271,14 +271,7 @@ class WeightedTerms(ArrayUpdates):
 
 
 def hessian_product(term: Term, layout: Layout, q: Doubles, v: Doubles) -> Doubles:
-    """The Hessian of a term's expected energy at q, times a vector.
-
-    Args:
-        term: The term.
-        layout: The variables.
-        q: Marginals.  # (size,)
-        v: The vector, whose entries sum to 0 for each variable.  # (size,)
-    """
+    """The Hessian of a term's expected energy at q, times v, which sums to 0 for each variable."""
     if term.degree == 1:
         return np.zeros(layout.size)
     if term.degree == 2:  # the gradient is linear

@@ -1,4 +1,4 @@
-"""Curvature of a field over several ranks: λ by a Lanczos method whose vectors are spread."""
+"""Curvature and the second-order test over several ranks: vectors are spread, products are sums."""
 
 from __future__ import annotations
 
@@ -9,22 +9,37 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.core.common.arrays import Array
+from proxfield.core.engines.base import State
 from proxfield.core.solve.curvature import (
     LANCZOS_MARGIN,
     MAX_DENSE_SIZE,
     Curvature,
     by_lanczos,
+    pairwise_operator,
 )
 from proxfield.core.solve.lanczos import (
     BASIS,
     PRODUCTS,
     HostVectors,
     Lanczos,
-    StepRefinement,
     length,
+)
+from proxfield.core.solve.session import FEWEST_PRODUCTS
+from proxfield.core.solve.stationarity import (
+    DIRECTION,
+    MIN_MARGINAL,
+    NOISE_SCALE,
+    OFFSET,
+    Judgement,
+    Scaled,
+    Verdict,
+    judge,
+    shifted,
 )
 from proxfield.core.terms.base import Doubles, Floats
 from proxfield.distributed.partition import Partition
+from proxfield.distributed.program import PartProgram
 from proxfield.distributed.transport import Transport
 
 EXACT_TOLERANCE = 1e-13
@@ -40,11 +55,10 @@ class SpreadVectors(HostVectors):
     def length(self, vector: Doubles) -> float:
         """The Euclidean length over all ranks."""
         own = length(vector) if len(vector) else 0.0
-        largest = float(self.transport.reduce(np.array([own]), "max")[0])
+        largest = self.transport.maximum(own)
         if largest == 0.0 or not largest < np.inf:
             return largest
-        total = self.transport.reduce(np.array([(own / largest) ** 2]))
-        return largest * float(np.sqrt(total[0]))
+        return largest * float(np.sqrt(self.transport.total((own / largest) ** 2)))
 
 
 class SpreadLanczos(Lanczos):
@@ -53,7 +67,6 @@ class SpreadLanczos(Lanczos):
     Args:
         transport: Connects the ranks.
         apply: The operator, collective.
-        size: Entries of this rank's part of a vector.
         start: This rank's part of the first vector; not normalized.
         tol: As in `Lanczos`.
         total: Entries of a whole vector.
@@ -63,13 +76,12 @@ class SpreadLanczos(Lanczos):
         self,
         transport: Transport,
         apply: Callable[[Doubles], Doubles],
-        size: int,
         start: Doubles,
         tol: float,
         total: int,
     ) -> None:
         vectors = SpreadVectors(transport)
-        super().__init__(apply, size, tol, vectors=vectors)
+        super().__init__(apply, len(start), tol, vectors=vectors)
         self.transport, self.first = transport, start / max(1e-300, vectors.length(start))
         width = min(BASIS, total)
         self._projected = np.zeros((width, width))
@@ -91,53 +103,42 @@ class SpreadCurvature(Curvature):
     this isn't needed.
     """
 
-    partition: Partition | None = None
+    partition: Partition = field(kw_only=True)
     ends: dict[int, float] = field(default_factory=dict, init=False, repr=False)
     """λ and μ by their sign, once found; not cached_property: before Python 3.12 that locks, and
     ranks may be threads."""
 
-    @property
-    def part(self) -> Partition:
-        """The partition."""
-        assert self.partition is not None
-        return self.partition
-
     def prepare(self) -> None:
         """Nothing is done ahead."""
-
-    def refinement(self) -> StepRefinement | None:
-        """λ is always found before the iteration."""
-        return None
 
     @cached_property
     def local(self) -> NDArray[np.float64]:
         total = self._local_of(list(self.lowered.terms))
-        total[self.part.cut.border] += self.part.cut.local_curvature()
+        total[self.partition.cut.border] += self.partition.cut.local_curvature()
         return total
 
     @property
     def largest(self) -> float:
-        return self._kept(+1)
+        return self._end(+1)
 
     @property
     def smallest(self) -> float:
-        return self._kept(-1)
+        return self._end(-1)
 
     @property
     def lipschitz(self) -> float:
         return max(self.largest, self.smallest)
 
-    def _kept(self, sign: int) -> float:
+    def _end(self, sign: int) -> float:
         if sign not in self.ends:
-            self.ends[sign] = self._end(sign)
+            self.ends[sign] = self._found(sign)
         return self.ends[sign]
 
     def _highest(self, values: Floats) -> float:
-        own = float(np.max(values, initial=0.0))
-        return float(self.part.transport.reduce(np.array([own]), "max")[0])
+        return self.partition.transport.maximum(float(np.max(values, initial=0.0)))
 
-    def _end(self, sign: int) -> float:
-        cut = self.part.cut
+    def _found(self, sign: int) -> float:
+        cut = self.partition.cut
         bound = self._highest(self.local)
         pairs = any(by_lanczos(t) for t in (*self.lowered.terms, *cut.pairs))
         if bound == 0.0 or not np.isfinite(bound) or self._highest(np.array([pairs])) == 0.0:
@@ -150,38 +151,75 @@ class SpreadCurvature(Curvature):
 
     def _top(self, sign: int, bound: float) -> float:
         """The largest eigenvalue of sign · P H P of the pairs, rounded up."""
-        transport, layout = self.part.transport, self.lowered.layout
-        total = int(transport.reduce(np.array([float(layout.size)]))[0])
+        part, layout = self.partition, self.lowered.layout
+        total = int(part.transport.total(layout.size))
         small = total <= MAX_DENSE_SIZE
-        apply = self._operator()
-        noise = np.random.default_rng([0, transport.rank]).normal(size=layout.size)
+        apply, at = pairwise_operator(self.lowered, self.kernels), part.border_entries
+
+        def product(v: Doubles) -> Doubles:
+            """Sign · P H P v, collective."""
+            centered = np.asarray(layout.center(v), dtype=np.float64)
+            out = np.array(apply(centered))
+            out[at] += part.cut.matrix @ part.routes.ghosts(centered[at])
+            return sign * np.asarray(layout.center(out), dtype=np.float64)
+
+        noise = np.random.default_rng([0, part.rank]).normal(size=layout.size)
         start = np.asarray(layout.center(noise), dtype=np.float64)
         tol = EXACT_TOLERANCE if small else LANCZOS_MARGIN / 2
-        lanczos = SpreadLanczos(
-            transport, lambda v: sign * apply(v), layout.size, start, tol, total
-        )
+        lanczos = SpreadLanczos(part.transport, product, start, tol, total)
         while not lanczos.exhausted:
             lanczos.advance(PRODUCTS)
         if not lanczos.converged:
             return bound
         return lanczos.value + (1e-9 if small else LANCZOS_MARGIN) * abs(lanczos.value)
 
-    def _operator(self) -> Callable[[Doubles], Doubles]:
-        """v ↦ P H P v of the pairs, collective."""
-        from proxfield.core.solve.curvature import pairwise_operator
 
-        part, layout = self.part, self.lowered.layout
-        apply, at = pairwise_operator(self.lowered, self.kernels), part.border_entries
+class SpreadScaled(Scaled):
+    """`Scaled` where each rank holds its own entries of a vector. Every method is collective."""
 
-        def product(v: Doubles) -> Doubles:
-            centered = np.asarray(layout.center(v), dtype=np.float64)
-            out = np.array(apply(centered))
-            out[at] += part.cut.matrix @ part.ghost_values(centered[at])
-            return np.asarray(layout.center(out), dtype=np.float64)
+    def __init__(self, program: PartProgram, state: State, quadratic: bool) -> None:
+        self.part, self.transport = program.partition, program.transport
+        self._entries = int(self.transport.total(self.part.lowered.layout.size))
+        super().__init__(program.tangent(state), quadratic, MIN_MARGINAL[program.dtype.name])
 
-        return product
+    @property
+    def entries(self) -> int:
+        return self._entries
+
+    def noise(self, seed: int) -> NDArray[np.float64]:
+        return normal(self.part, seed, DIRECTION)
+
+    def dot(self, a: Array, b: Array) -> float:
+        return self.transport.total(float((a * b).sum()))
+
+    def largest(self, a: Array) -> float:
+        return self.transport.maximum(float(np.abs(a).max(initial=0.0)))
 
 
-def curvature_of(partition: Partition, kernels: str) -> SpreadCurvature:
-    """The curvature of a field over several ranks."""
-    return SpreadCurvature(partition.lowered, None, kernels, partition=partition)
+def judge_spread(
+    program: PartProgram, state: State, seed: int, max_products: int, late: Callable[[], bool]
+) -> Judgement:
+    """Whether a fixed point of a field over several ranks is a minimum of F. Collective.
+
+    Arguments as for `proxfield.core.solve.stationarity.judge`; ``late`` is collective.
+    """
+    cut, transport = program.partition.cut, program.transport
+    terms = [*program.lowered.terms, *cut.pairs, *cut.larger]
+    higher = bool(cut.extras) or any(term.degree != 2 for term in terms)
+    if transport.maximum(bool(terms or cut.extras)) == 0.0:
+        return Judgement(Verdict.MINIMUM)
+    space = SpreadScaled(program, state, transport.maximum(higher) == 0.0)
+    return judge(
+        program, state, seed=seed, max_products=max_products, min_products=FEWEST_PRODUCTS,
+        late=late, space=space,
+    )  # fmt: skip
+
+
+def nudged_part(part: Partition, q: Floats, seed: int) -> NDArray[np.float64]:
+    """This rank's marginals with θ shifted by a little seeded noise."""
+    return shifted(part.lowered.layout, q, NOISE_SCALE * normal(part, seed, OFFSET))
+
+
+def normal(part: Partition, *seed: int) -> NDArray[np.float64]:
+    """Normal random numbers, one for each of this rank's entries."""
+    return part.random(lambda generator, size: generator.normal(size=size), *seed)
