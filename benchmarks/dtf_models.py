@@ -1,6 +1,6 @@
 """Decision tree fields that inpaint characters, read from MATLAB files (a module for others).
 
-`proxfield.bench.inpainting_models` reads them.
+`proxfield.bench.inpainting` reads them.
 
 Example::
 
@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 
 import proxfield as pf
-from proxfield.bench.inpainting_models import best_known as best_known
-from proxfield.bench.inpainting_models import read_model
+from proxfield.bench.inpainting import best_known as best_known
+from proxfield.bench.inpainting import read_model
 
 
 def load(path: str | Path, *, distinct: bool = True, grid: bool = False) -> pf.Field:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from proxfield.bench.peers.scenes import VOID as UNKNOWN
+from proxfield.bench.peers.problems import VOID as UNKNOWN
 from tune_camvid import VOID, read_scenes
 
 

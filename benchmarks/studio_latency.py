@@ -15,13 +15,14 @@ import argparse
 import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from proxfield.bench.machine import memory_gib, processor
 from proxfield.studio.inputs import StudioInputs
-from proxfield.studio.pictures import label_png
+from proxfield.studio.outputs import label_png
 from proxfield.studio.session import StudioJob, StudioSession, warm_up
 
 SHAPE = (375, 500)
@@ -79,7 +80,7 @@ def measure(n_labels: int, preset: str, repeats: int) -> list[dict[str, object]]
             stages = session.steps(job)
             spent = (0.0, 0.0)
             for number, step in enumerate(stages):
-                wall, used = answer(session, job.at(step))
+                wall, used = answer(session, replace(job, step=step))
                 spent = spent[0] + wall, spent[1] + used
                 if number == 0:
                     first.append(spent)

@@ -13,13 +13,15 @@ import scipy.io
 import scipy.sparse
 
 import proxfield as pf
-from proxfield.bench import inpainting_models
-from proxfield.bench.inpainting import count_correct, log_truth, make_inpainting_tables
-from proxfield.bench.inpainting_models import (
+from proxfield.bench import inpainting as inpainting_models
+from proxfield.bench.inpainting import (
     GIVEN,
     Inpainting,
     best_known,
+    count_correct,
     given_instances,
+    log_truth,
+    make_inpainting_tables,
     read_model,
 )
 from proxfield.errors import InputError

@@ -135,7 +135,7 @@ def test_results_without_their_first_line_are_used_all_the_same(path: Path) -> N
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[1:]))
     store = reopen(path)
-    assert len(store.records()) == 3 and len(store.notes) == 1
+    assert all(store.find(record(name)) for name in "abc") and len(store.notes) == 1
     assert json.loads(path.read_text().splitlines()[0])["kind"] == "meta"
 
 
@@ -177,7 +177,7 @@ def test_a_full_disk_while_adding(path: Path) -> None:
     store._file = FullDisk()
     with pytest.raises(InputError, match=r"can't write \(No space left.*goes on from there"):
         store.add(record("d"))
-    assert len(reopen(path).records()) == 3
+    assert len(read_records(path)[1]) == 3
 
 
 def test_reading_only_leaves_the_file_alone(path: Path, tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ import pytest
 from numpy.typing import NDArray
 
 import proxfield as pf
-from proxfield.compat.pydensecrf import _engine, eigen
 from proxfield.compat.pydensecrf import densecrf as dcrf
+from proxfield.compat.pydensecrf import densecrf as dense
+from proxfield.compat.pydensecrf import eigen
 from proxfield.compat.pydensecrf.utils import create_pairwise_bilateral, create_pairwise_gaussian
 
 Array = NDArray[Any]
@@ -161,7 +162,7 @@ def test_repulsion_converges_and_lowers_the_free_energy(compat: Any) -> None:
     """The undamped update flips all variables for ever here."""
     one = crf(ALIKE, compat)
     field = pf.Field(N, L, [pf.Unary(UNARY.T)]).add(
-        pf.Gaussian(ALIKE.T, 1.0, table(compat), self_message=True, filter=_engine.FILTER)
+        pf.Gaussian(ALIKE.T, 1.0, table(compat), self_message=True, filter=dense.FILTER)
     )
     undamped = [softmax(UNARY)]
     for _ in range(101):
@@ -200,7 +201,7 @@ def test_kl_divergence_counts_zeros_as_nothing() -> None:
 
 def test_half_of_its_last_sum_gives_the_free_energy() -> None:
     one = crf(GRID, -2 * EYE, SMOOTH)
-    term = pf.Gaussian(GRID.T, -2.0, EYE, self_message=True, filter=_engine.FILTER)
+    term = pf.Gaussian(GRID.T, -2.0, EYE, self_message=True, filter=dense.FILTER)
     field = pf.Field(72, L, [pf.Unary(SMOOTH.T), term])
     Q = one.inference(3)
     q = np.array(Q, dtype=np.float64)

@@ -14,7 +14,7 @@ import pytest
 
 import proxfield as pf
 from helpers import repulsive_grid
-from proxfield.bench.peers.scenes import read_scenes
+from proxfield.bench.peers.problems import read_scenes
 from proxfield.cli.refine_files import Pair
 from proxfield.cli.refine_many import PROCESS_BYTES, bytes_needed
 from proxfield.io import images

@@ -13,11 +13,9 @@ from studio_cases import write_files
 
 import proxfield as pf
 from proxfield.images.known import CONFIDENCE
-from proxfield.studio.code import as_python, as_toml
-from proxfield.studio.inputs import StudioInputs, demo_inputs, read_files
-from proxfield.studio.pictures import curve_svg, label_png
+from proxfield.studio.inputs import Stroke, StudioInputs, demo_inputs, read_files
+from proxfield.studio.outputs import as_python, as_toml, curve_svg, label_png
 from proxfield.studio.session import StudioSession
-from proxfield.studio.strokes import Stroke
 
 
 def executed(code: str) -> np.ndarray:

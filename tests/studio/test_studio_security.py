@@ -14,10 +14,9 @@ from PIL import Image
 from studio_cases import write_files
 
 from proxfield.errors import InputError
-from proxfield.studio import uploads
-from proxfield.studio.guard import OVERHEAD, Guard
-from proxfield.studio.server import Pictures, allowed_hosts, bind
-from proxfield.studio.uploads import Upload, check_upload, read_uploads
+from proxfield.studio import inputs as uploads
+from proxfield.studio.inputs import Upload, check_upload, read_uploads
+from proxfield.studio.server import OVERHEAD, Guard, Pictures, allowed_hosts, bind
 
 LIMIT = 2**20
 LOCAL = allowed_hosts("127.0.0.1")
@@ -185,7 +184,7 @@ def test_names_of_the_client_are_no_paths(
     monkeypatch.setattr(Path, "write_bytes", noted)
     image = Upload(name, paths["image"].read_bytes())
     unary = Upload(name + ".npy", paths["probs"].read_bytes())
-    inputs = read_uploads(image, unary, "probabilities", folder, LIMIT)
+    inputs = read_uploads({"image": image, "unary": unary}, "probabilities", folder, LIMIT)
     assert inputs.image_name == "evil.png" and inputs.unary_name == "evil.png.npy"
     assert len(written) == 2 and all(path.parent == folder for path in written)
     assert not any("evil" in path.name for path in written)
@@ -200,17 +199,12 @@ def test_a_damaged_upload_is_named_and_removed(tmp_path: Path) -> None:
     image = Upload("photo.png", data[: len(data) // 2])
     unary = Upload("p.npy", paths["probs"].read_bytes())
     with pytest.raises(InputError, match=r"^photo\.png: image is damaged or cut short"):
-        read_uploads(image, unary, "probabilities", folder, LIMIT)
+        read_uploads({"image": image, "unary": unary}, "probabilities", folder, LIMIT)
     objects = io.BytesIO()
     np.save(objects, np.array([{"a": 1}], dtype=object), allow_pickle=True)
     with pytest.raises(InputError, match=r"^p\.npy: array file is damaged"):
-        read_uploads(
-            Upload("photo.png", data),
-            Upload("p.npy", objects.getvalue()),
-            "probabilities",
-            folder,
-            LIMIT,
-        )
+        files = {"image": Upload("photo.png", data), "unary": Upload("p.npy", objects.getvalue())}
+        read_uploads(files, "probabilities", folder, LIMIT)
     assert list(folder.iterdir()) == []
 
 

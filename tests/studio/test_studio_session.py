@@ -15,10 +15,16 @@ import proxfield as pf
 from proxfield.errors import InputError
 from proxfield.images.metrics import count_regions, mean_iou
 from proxfield.studio import session as sessions
-from proxfield.studio.inputs import StudioInputs, demo_inputs, read_files
-from proxfield.studio.session import StudioOutcome, StudioSession
-from proxfield.studio.strokes import ERASER, Stroke, as_runs, draw
-from proxfield.studio.worker import Worker
+from proxfield.studio.inputs import (
+    ERASER,
+    Stroke,
+    StudioInputs,
+    as_runs,
+    demo_inputs,
+    draw,
+    read_files,
+)
+from proxfield.studio.session import StudioOutcome, StudioSession, Worker
 
 
 def done(session: StudioSession, step: int = 1) -> StudioOutcome:
@@ -243,6 +249,11 @@ def test_the_generated_scene_needs_a_crf() -> None:
 # ---- the worker ----
 
 
+async def idle(worker: Worker) -> None:
+    while worker.busy:
+        await asyncio.sleep(0.01)
+
+
 def run_worker(session: StudioSession, act: Any) -> tuple[list[StudioOutcome], list[Exception]]:
     shown: list[StudioOutcome] = []
     failed: list[Exception] = []
@@ -250,7 +261,7 @@ def run_worker(session: StudioSession, act: Any) -> tuple[list[StudioOutcome], l
     async def main() -> None:
         worker = Worker(session, lambda o, _: shown.append(o), lambda *_: None, failed.append)
         await act(worker)
-        await worker.wait()
+        await idle(worker)
 
     asyncio.run(main())
     return shown, failed
@@ -321,7 +332,7 @@ def test_a_failure_is_reported_and_the_next_request_served() -> None:
     async def act(worker: Worker) -> None:
         session.rule = "sweep"
         worker.request()
-        await worker.wait()
+        await idle(worker)
         session.rule = "fixed"
         worker.request()
 

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from proxfield.bench.paper import PARAMETER, Sensitivity
-from proxfield.bench.people import people_figures
-from proxfield.bench.store import number_of
+from proxfield.bench.people import chart_id
+from proxfield.bench.store import naming, number_of
 from proxfield.bench.table import Experiment, Table, budget_name
 from proxfield.core.common.records import Record
-from proxfield.errors import InputError
-from proxfield.io.files import atomic_write, display_name
+from proxfield.io.files import atomic_write
 from proxfield.result import Trace
 from proxfield.viz.charts import Chart, Line, chart_figure
 from proxfield.viz.plots import convergence_charts, show_energy
@@ -214,13 +213,8 @@ def save_figures(folder: str, data: ReportData) -> list[str]:
 
     figures = make_figures(data)
     target = Path(folder)
-    try:
+    with naming("can't make the folder", "a writable place", target):
         target.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            f"can't make the folder ({error.strerror or error}), expected a writable place",
-            path=display_name(folder),
-        ) from None
     names = [f"{name}.{kind}" for name in figures for kind in FORMATS]
     for name in names:
         save_figure(figures[name.rpartition(".")[0]], target / name)
@@ -240,8 +234,11 @@ def make_figures(data: ReportData) -> dict[str, Figure]:
             title = f"{suite}: dependence on the damping"
             some = sensitivity_charts(data.sensitivity, suite)
             out[f"sensitivity-{suite}"] = chart_figure(some, title, (4.9, 4.2), names="legend")
-    if data.people is not None:
-        out |= people_figures(data.people.tables)
+    for table in data.people.tables if data.people else ():
+        if table.curves:
+            some, title = people_charts(table), f"{table.name}, {table.size}"
+            figure = chart_figure(some, title, (4.9, 4.2), share=False, names="legend")
+            out[chart_id(table, "passes")] = figure
     if some := segmentation_charts(data.segmentation):
         out["segmentation"] = chart_figure(some, None, (4.9, 4.2), share=False, names="legend")
     some = experiment_charts(data.curves, data.inpainting, data.people, data.segmentation)

@@ -7,7 +7,7 @@ import platform
 import shlex
 import sys
 from datetime import datetime, timezone
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 
 import psutil
@@ -39,9 +39,10 @@ def metadata(data: str | None, threads: int) -> Record:
         "versions": {
             "proxfield": __version__,
             "python": platform.python_version(),
-            **{name: _version(name) for name in PACKAGES},
+            **{name: version(name) for name in PACKAGES},
         },
-        "load_average": _load_average(),
+        # processes that compete for the cores: timings are worth little when it is high
+        "load_average": round(psutil.getloadavg()[0], 2),
     }
 
 
@@ -66,18 +67,3 @@ def processor() -> str:
 def memory_gib() -> float:
     """Memory of the machine in GiB."""
     return round(int(psutil.virtual_memory().total) / 2**30, 1)
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "unknown"
-
-
-def _load_average() -> float | None:
-    """Processes that compete for the cores: timings are worth little when it is high."""
-    try:
-        return round(os.getloadavg()[0], 2)
-    except (AttributeError, OSError):
-        return None

@@ -7,14 +7,12 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from proxfield.bench.people_work import ROWS, STEP, Frame, Setting, counted_field, iterate
 from proxfield.bench.published import PEOPLE, PEOPLE_BUDGETS
 from proxfield.bench.runner import Settings
-from proxfield.bench.store import number_of
 from proxfield.bench.table import (
     BEST,
     ShownValue,
@@ -32,9 +30,6 @@ from proxfield.core.solve.rules.registry import make_rule
 from proxfield.io.images import import_pillow, png_bytes
 from proxfield.people.detections import suppress
 from proxfield.viz.sheets import contact_sheet
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 PASSES = (10, 25, 60)
 """Columns of the table."""
@@ -123,15 +118,18 @@ def _table(
 
     def measure(rule: str, column: str) -> Record:
         end = at[column]
-        if isinstance(end, float):
+        curve = curves.get(rule, {})
+        if isinstance(end, float):  # a curve of one state
             runs = [r for r in records if r["rule"] == rule and r["budget"] == end]
-            return _timed(runs, len(frames))
-        values = {k: float(v[end]) for k, v in curves.get(rule, {}).items()}
-        error = values.get("standard_error", math.nan)
-        return {
-            **(values or dict.fromkeys(("free_energy", "moda"))),
-            "standard_error": None if math.isnan(error) else error,
-        }
+            ends = [
+                {**r, "passes": [0], "trace_free_energy": [r["free_energy"]],
+                 "matches": [r["matches"]], "false_alarms": [r["false_alarms"]]}
+                for r in runs
+            ]  # fmt: skip
+            curve, end = (make_curve(ends, 0) if len(runs) == len(frames) else {}), 0
+        values: Record = {k: float(v[end]) for k, v in curve.items()}
+        values = values or dict.fromkeys(("free_energy", "moda", "standard_error"))
+        return {k: None if v is None or math.isnan(v) else v for k, v in values.items()}
 
     cells = make_cells(rules, list(at), measure)
     for column in zip(*cells.values(), strict=True):
@@ -175,20 +173,6 @@ def make_curve(records: Sequence[Record], length: int) -> dict[str, Doubles]:
     }
 
 
-def _timed(records: Sequence[Record], frames: int) -> Record:
-    """The values of timed runs on all frames."""
-    if len(records) < frames:
-        return dict.fromkeys(("free_energy", "moda", "standard_error"))
-    people = sum(int(r["people"]) for r in records)
-    wrong = sum(int(r["people"]) - int(r["matches"]) + int(r["false_alarms"]) for r in records)
-    energies = [number_of(r, "free_energy") for r in records]
-    return {
-        "free_energy": float(np.mean(energies)),
-        "moda": 1.0 - wrong / max(1, people),
-        "standard_error": standard_error(energies),
-    }
-
-
 # ---- pictures ----
 
 
@@ -199,21 +183,6 @@ def chart_id(table: Table, what: str) -> str:
         for part in (table.suite, table.more["note"])
     )
     return "-".join(["people", suite, table.facts["model"], *([note] if note else []), what])
-
-
-def people_figures(tables: Sequence[Table]) -> dict[str, Figure]:
-    """F and MODA against passes for print, by file name."""
-    from proxfield.viz.quality import RuleCurve, quality_figure  # imports matplotlib
-
-    out = {}
-    for table in tables:
-        curves = {
-            rule: RuleCurve(np.arange(1, len(c["moda"])), c["free_energy"][1:], c["moda"][1:])
-            for rule, c in table.curves.items()
-        }
-        if curves:
-            out[chart_id(table, "passes")] = quality_figure(curves, f"{table.name}, {table.size}")
-    return out
 
 
 def draw_frame(frame: Frame, setting: Setting, settings: Settings) -> list[tuple[str, str, bytes]]:

@@ -144,10 +144,8 @@ def folder_frames(folder: str) -> list[Instance[Frame]]:
     ground = _read_locations(path / "locations.csv", pom.n_locations)
     scene = Scene.from_pom(pom, positions=ground)
     if pom.input_format is None:
-        raise InputError(
-            "no INPUT_VIEW_FORMAT, expected the names of the masks",
-            path=display_name(path / "scene.pom"),
-        )
+        what = "no INPUT_VIEW_FORMAT, expected the names of the masks"
+        raise InputError(what, path=display_name(path / "scene.pom"))
     files = MaskFiles(pom.resolve(pom.input_format), scene.names, pom.sizes)
     truth = Detections.load(path / "truth.csv")
     if not truth.frames.size:

@@ -50,47 +50,41 @@ DIGESTS = {
 """What `suites.suite_digest` gives for the paper's own instances."""
 
 
-def published(rule: str, suite: str, budget: float) -> float | None:
-    """The published F, or None where the paper has none.
-
-    Example:
-        >>> published("adam", "SEG", 0.3), published("auto", "SEG", 0.3)
-        (72.32, None)
-    """
-    return PUBLISHED.get((rule, suite, budget))
+def _pairs(rows: dict[str, str]) -> dict[str, tuple[tuple[float, float], ...]]:
+    """F and another score at each budget, by rule."""
+    return {
+        rule: tuple(zip(map(float, row.split()[::2]), map(float, row.split()[1::2]), strict=True))
+        for rule, row in rows.items()
+    }
 
 
 PEOPLE_BUDGETS = (0.5, 1.3, 5.0)
-_PEOPLE = {
-    "sweep": "1865.43 .630 1795.66 .656 1795.60 .656",
-    "full-parallel": "2573.79 .000 2573.79 .000 8500.90 .030",
-    "adhoc": "2573.79 .308 1760.02 .781 1753.71 .829",
-    "fixed": "1783.63 .626 1754.55 .802 1753.63 .829",
-    "momentum": "1931.36 .040 1797.19 .650 1753.83 .826",
-    "adam": "2008.52 .021 1813.66 .501 1754.52 .824",
-}
-PEOPLE: dict[str, tuple[tuple[float, float], ...]] = {
-    rule: tuple(zip(map(float, row.split()[::2]), map(float, row.split()[1::2]), strict=True))
-    for rule, row in _PEOPLE.items()
-}
+PEOPLE = _pairs(
+    {
+        "sweep": "1865.43 .630 1795.66 .656 1795.60 .656",
+        "full-parallel": "2573.79 .000 2573.79 .000 8500.90 .030",
+        "adhoc": "2573.79 .308 1760.02 .781 1753.71 .829",
+        "fixed": "1783.63 .626 1754.55 .802 1753.63 .829",
+        "momentum": "1931.36 .040 1797.19 .650 1753.83 .826",
+        "adam": "2008.52 .021 1813.66 .501 1754.52 .824",
+    }
+)
 """Table 3: F and MODA after each of `PEOPLE_BUDGETS`, in seconds, on 3000 frames of soccer seen by
 6 cameras. The data can't be had, so that only the order of the rules compares."""
 
 
 INPAINTING_BUDGETS = (0.05, 0.3, 3.0)
-_INPAINTING = {
-    "sweep": "-6342.56 54.57 -25233.54 58.38 -49519.33 62.50",
-    "full-parallel": "-49516.98 60.99 -49519.27 62.00 -49519.33 62.05",
-    "adhoc": "-49514.27 61.46 -49520.09 62.15 -49520.20 62.17",
-    "fixed": "-49505.59 60.99 -49520.33 62.26 -49521.71 62.35",
-    "adaptive": "-49503.43 60.93 -49520.14 62.32 -49522.49 62.60",
-    "momentum": "-49513.57 63.69 -49536.67 65.26 -49540.76 65.95",
-    "adam": "-49516.02 65.36 -49538.84 67.03 -49544.58 67.12",
-}
-INPAINTING: dict[str, tuple[tuple[float, float], ...]] = {
-    rule: tuple(zip(map(float, row.split()[::2]), map(float, row.split()[1::2]), strict=True))
-    for rule, row in _INPAINTING.items()
-}
+INPAINTING = _pairs(
+    {
+        "sweep": "-6342.56 54.57 -25233.54 58.38 -49519.33 62.50",
+        "full-parallel": "-49516.98 60.99 -49519.27 62.00 -49519.33 62.05",
+        "adhoc": "-49514.27 61.46 -49520.09 62.15 -49520.20 62.17",
+        "fixed": "-49505.59 60.99 -49520.33 62.26 -49521.71 62.35",
+        "adaptive": "-49503.43 60.93 -49520.14 62.32 -49522.49 62.60",
+        "momentum": "-49513.57 63.69 -49536.67 65.26 -49540.76 65.95",
+        "adam": "-49516.02 65.36 -49538.84 67.03 -49544.58 67.12",
+    }
+)
 """Table 2: F and the accuracy of pixels in the hole, in percent, after each of
 `INPAINTING_BUDGETS`, in seconds: means over 100 decision tree fields that inpaint characters."""
 INPAINTING_BEST_KNOWN = -49550.68

@@ -18,7 +18,7 @@ from proxfield.bench.charts import (
     segmentation_charts,
     sensitivity_charts,
 )
-from proxfield.bench.inpainting_models import GIVEN
+from proxfield.bench.inpainting import GIVEN
 from proxfield.bench.paper import PARAMETER, Gaps, Sensitivity, Wins, bests
 from proxfield.bench.people import chart_id, show_moda
 from proxfield.bench.published import ABOUT, FULL_NAMES
@@ -194,11 +194,7 @@ def make_report(data: ReportData) -> str:
         **_panels(data, charts),
         "rules": _rules(data),
         "install": install_hint("bench"),
-        "commands": list(
-            dict.fromkeys(
-                [*(str(m["command"]) for m in data.metas if "command" in m), data.command]
-            )
-        ),
+        "commands": list(dict.fromkeys([*commands, data.command])),
         "origins": [_origin(meta, data.tol) for meta in data.metas],
     }
     present = {**context, "what": True, "rerun": True, "exact": context["gaps"]}

@@ -33,6 +33,8 @@ UNLIMITED = 10**9
 TRACE_POINTS = 300
 """Points kept of a trace."""
 EXACT_ITERS = 1000
+UNTIMED = ("exact", "passes")
+"""Kinds of work whose time doesn't matter."""
 PROBE_ITERS = 3
 """Iterations of a first run: kernels get compiled, and it is seen whether a rule evaluates F."""
 FAILURES = (ProxfieldError, FloatingPointError, MemoryError)
@@ -116,7 +118,7 @@ class Task(Generic[ModelT]):
 
     def warm_up(self, model: ModelT, settings: Settings, warm: set[str]) -> None:
         """One short run of each rule on each suite, so that nothing is timed for the first time."""
-        if self.rule is None:
+        if self.rule is None or self.kind in UNTIMED:
             return
         family = json.dumps([self.instance.suite, self.rule.name, self.facts.get("setting")])
         if family not in warm:
@@ -351,7 +353,12 @@ def _curvature(task: Task[Field], field: Field, settings: Settings) -> Record:
     return {"lipschitz": curvature.lipschitz, "certified": certified}
 
 
-WORK = {"run": _run, "trace": traced_run, "exact": _exact, "curvature": _curvature}
+WORK: dict[str, Callable[[Task[Field], Field, Settings], Record]] = {
+    "run": _run,
+    "trace": traced_run,
+    "exact": _exact,
+    "curvature": _curvature,
+}
 
 
 def threads_of(threads: int | None) -> int:

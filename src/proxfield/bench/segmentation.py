@@ -20,7 +20,7 @@ from proxfield.bench.store import number_of
 from proxfield.bench.suites import Instance
 from proxfield.bench.table import (
     BEST,
-    Runs,
+    RuleRuns,
     ShownValue,
     Table,
     counted,
@@ -29,7 +29,7 @@ from proxfield.bench.table import (
     show,
     standard_error,
 )
-from proxfield.core.common.arrays import Ints
+from proxfield.core.common.arrays import Doubles, Ints
 from proxfield.core.common.records import Record
 from proxfield.core.solve.rules.base import Rule
 from proxfield.core.solve.rules.registry import make_rule
@@ -233,18 +233,20 @@ def make_segmentation_tables(records: Iterable[Record]) -> list[Table]:
     return [_table(kind, runs) for kind, runs in sorted(kinds.items())]
 
 
-def _table(cooccurrence: bool, runs: Runs) -> Table:
+def _table(cooccurrence: bool, runs: RuleRuns) -> Table:
     scenes, columns = runs.count, runs.columns
     alone = mean_iou([r["classifier"] for r in next(iter(runs.found.values())).values()])
 
     def measure(rule: str, column: int) -> Record:
         return {**_measure(runs.of(rule, column), scenes), "classifier_mean_iou": alone}
 
-    curves = {}
+    curves: dict[str, dict[str, Doubles]] = {}
     for rule in runs.rules:
-        traces = [r.get("trace_free_energy") for r in runs.of(rule, columns[-1])]
-        if len(traces) == scenes and None not in traces:
-            curves[rule] = {"free_energy": np.array(mean_curve(traces, columns[-1]))}
+        found = runs.of(rule, columns[-1])
+        traces = [r["trace_free_energy"] for r in found if "trace_free_energy" in r]
+        if len(traces) == scenes:
+            energies = mean_curve(traces, columns[-1])
+            curves[rule] = {"free_energy": np.array(energies, dtype=np.float64)}
     name = "dense CRF with co-occurrence" if cooccurrence else "dense CRF"
     size = counted(scenes, "scene")
     title = f"{name}: mean F and mean IoU over {size} (classifier alone: {alone:.2f} %)"

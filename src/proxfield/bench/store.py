@@ -13,7 +13,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import TextIO
 
@@ -101,10 +101,6 @@ class Store:
                 self._file.close()
             self._file = None
 
-    def records(self) -> list[Record]:
-        """All pieces of work, in the order of the file."""
-        return list(self._records.values())
-
     def find(self, wanted: Record) -> Record | None:
         """The finished piece of work with this identity, if there is one."""
         return self._records.get(identity(wanted))
@@ -122,13 +118,13 @@ class Store:
     def _append(self, record: Record) -> None:
         assert self._file is not None, "the store is closed"
         kept = "what was finished before is kept: the same command goes on from there"
-        with _naming("can't write", f"enough free space; {kept}", self.path):
+        with naming("can't write", f"enough free space; {kept}", self.path):
             self._file.write(json.dumps(record, allow_nan=False) + "\n")
             self._file.flush()
 
     def _open(self) -> None:
         name = display_name(self.path)
-        with _naming("can't read", "a results file", self.path):
+        with naming("can't read", "a results file", self.path):
             exists = self.path.exists()
             if exists and not self.path.is_file():  # a device may never end
                 raise InputError("not a regular file, expected a results file", path=name)
@@ -139,7 +135,7 @@ class Store:
             self._keep_aside(found)
         self.metas = [r for r in found.good if r["kind"] == "meta"]
         try:
-            with _naming("can't write", "a writable file", self.path):
+            with naming("can't write", "a writable file", self.path):
                 self._file = self.path.open("a", encoding="utf-8", newline="\n")
                 self._lock()
                 if not found.bad and found.cut is not None:
@@ -180,9 +176,10 @@ class Store:
 
     def _keep_aside(self, found: Lines) -> None:
         """Rename a damaged file and write its good lines anew."""
-        names = (f"{self.path.name}.corrupt{k}" for k in ("", *(f".{n}" for n in count(2))))
-        aside = next(p for p in map(self.path.with_name, names) if not p.exists())
-        with _naming("is damaged and can't be renamed", "a writable folder", self.path):
+        endings = chain([""], (f".{n}" for n in count(2)))
+        asides = (self.path.with_name(f"{self.path.name}.corrupt{end}") for end in endings)
+        aside = next(path for path in asides if not path.exists())
+        with naming("is damaged and can't be renamed", "a writable folder", self.path):
             self.path.rename(aside)
         if not found.good or found.good[0]["kind"] != "meta":
             found.good.insert(0, self.meta)
@@ -195,7 +192,7 @@ class Store:
 
 
 @contextlib.contextmanager
-def _naming(what: str, expected: str, path: Path) -> Iterator[None]:
+def naming(what: str, expected: str, path: Path) -> Iterator[None]:
     """Raise `InputError` for whatever goes wrong with the file."""
     try:
         yield

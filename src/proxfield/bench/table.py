@@ -44,14 +44,14 @@ BEST = ShownValue("best", lambda value: "*" * value, "", left=True)
 
 
 @dataclass(frozen=True)
-class Runs:
+class RuleRuns:
     """Runs of the rules of one table.
 
     Attributes:
         found: By rule and column, and by what they ran on.
     """
 
-    found: dict[tuple[str, Column], dict[str, Record]] = field(default_factory=dict)
+    found: dict[tuple[str, Any], dict[str, Record]] = field(default_factory=dict)
 
     @property
     def rules(self) -> tuple[str, ...]:
@@ -80,7 +80,7 @@ class Runs:
 
 def group_last(
     records: Iterable[Record], kind: str, place: Callable[[Record], tuple[KeyT, Column]]
-) -> dict[KeyT, Runs]:
+) -> dict[KeyT, RuleRuns]:
     """The runs of a kind by table; of equal ones, the last counts.
 
     Args:
@@ -88,11 +88,11 @@ def group_last(
         kind: The kind.
         place: The table and the column of a run.
     """
-    out: dict[KeyT, Runs] = {}
+    out: dict[KeyT, RuleRuns] = {}
     for r in records:
         if r["kind"] == kind:
             table, column = place(r)
-            cell = out.setdefault(table, Runs()).found.setdefault((str(r["rule"]), column), {})
+            cell = out.setdefault(table, RuleRuns()).found.setdefault((str(r["rule"]), column), {})
             cell[str(r["digest"])] = r
     return out
 
@@ -141,17 +141,6 @@ class Table:
     curves: dict[str, dict[str, Doubles]] = field(default_factory=dict)
     more: Record = field(default_factory=dict)
 
-    @property
-    def heads(self) -> list[str]:
-        """The columns as they are headed."""
-        return [self.head(column) for column in self.columns]
-
-    def head(self, column: Column) -> str:
-        """A column as it is headed."""
-        if isinstance(column, str):
-            return column
-        return f"{column} iterations" if isinstance(column, int) else budget_name(column)
-
     def published(self, rule: str) -> tuple[tuple[float | None, ...], ...]:
         """What the paper published of a rule; None for what it doesn't have."""
         nothing = (None,) * len(self.paper_parts)
@@ -173,7 +162,9 @@ class Table:
     def block(self) -> Block:
         """For the terminal."""
         header, left = ["rule"], [0]
-        for head in self.heads:
+        for column in self.columns:
+            head = f"{column} iterations" if isinstance(column, int) else str(column)
+            head = budget_name(column) if isinstance(column, float) else head
             for part in self.parts:
                 left += [len(header)] if part.left else []
                 header.append(head if part.head is None else part.head)

@@ -7,11 +7,13 @@ from pathlib import Path
 import click
 
 from proxfield.bench.charts import make_curves
-from proxfield.bench.inpainting import draw_characters, inpainting_tasks, make_inpainting_tables
-from proxfield.bench.inpainting_models import (
+from proxfield.bench.inpainting import (
     Inpainting,
     Training,
+    draw_characters,
     given_instances,
+    inpainting_tasks,
+    make_inpainting_tables,
     trained_instances,
 )
 from proxfield.bench.people import draw_frame, make_people_tables
@@ -125,7 +127,7 @@ def find_instances(options: Options) -> list[Instance[Inpainting]]:
     training = Training(options.hole, options.train, options.seed)
     signals.begin_work()
     with Display() as display, display.announcing_compilation():
-        trained = trained_instances(options.models, training, options.count, tell=note)
+        trained = trained_instances(options.models, training, options.count, note)
     return [*trained, *given]
 
 

@@ -20,9 +20,13 @@ from proxfield.bench.peers.measure import (
     run_cases,
     scene_cases,
 )
-from proxfield.bench.peers.models import generated_models
+from proxfield.bench.peers.problems import (
+    NoisyScene,
+    generated_models,
+    generated_scenes,
+    read_scenes,
+)
 from proxfield.bench.peers.registry import find_peers
-from proxfield.bench.peers.scenes import NoisyScene, generated_scenes, read_scenes
 from proxfield.bench.peers.tables import (
     about_run,
     as_csv,

@@ -47,9 +47,9 @@ from proxfield.io.files import display_name
 from proxfield.io.images import import_pillow
 from proxfield.io.masks import check_scale
 from proxfield.io.video import EndOfVideoError, import_opencv
-from proxfield.people.cache import fingerprint, scene_fingerprint
 from proxfield.people.cameras import BOX_HEIGHT, BOX_RADIUS, PERSON_HEIGHT, PERSON_RADIUS
 from proxfield.people.detect import DENSITY, Detector
+from proxfield.people.scene import fingerprint, scene_fingerprint
 from proxfield.viz.plots import find_figure_class
 
 FAILED = 1

@@ -19,9 +19,8 @@ from proxfield.io.images import read_array
 from proxfield.io.masks import MaskFiles, fields, fill, find_frames, missing_file
 from proxfield.io.pom import PomFile, read_dat, read_pom
 from proxfield.io.video import VideoMasks
-from proxfield.people.cache import read_cache, visible_region, write_cache
 from proxfield.people.cameras import PERSON_HEIGHT, PERSON_RADIUS, Camera, load_cameras
-from proxfield.people.scene import Scene, grid_positions
+from proxfield.people.scene import Scene, grid_positions, read_cache, visible_region, write_cache
 
 Masks = list[Doubles | None]
 Source = MaskFiles | BoxMasks | VideoMasks

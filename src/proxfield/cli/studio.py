@@ -12,9 +12,8 @@ from proxfield.cli.refine_inputs import KINDS, choose_input, in_options, input_s
 from proxfield.cli.running import prepare_rule
 from proxfield.errors import InputError
 from proxfield.images.settings import DenseSettings
-from proxfield.studio.guard import LOCAL_HOSTS
 from proxfield.studio.inputs import StudioInputs, demo_inputs, read_files
-from proxfield.studio.server import check_packages, is_local, serve
+from proxfield.studio.server import LOCAL_HOSTS, check_packages, serve
 from proxfield.studio.session import StudioSession
 
 MEGABYTE = 2**20
@@ -41,7 +40,7 @@ def open_studio(options: Options) -> None:
         StudioSession(inputs, preset, rule)  # says now what doesn't fit
     except InputError as error:
         raise InputError(in_options(error.message), path=error.path) from None
-    if not is_local(host):
+    if host not in LOCAL_HOSTS:
         report(f"anyone who reaches {host} can use the studio: no password", kind="warning: ")
     signals.begin_work()
     try:

@@ -205,12 +205,8 @@ def load_cameras(
 
 def save_cameras(path: Target, cameras: Iterable[Camera]) -> None:
     """Write the calibrations of cameras as JSON, which `load_cameras` reads."""
-    write_calibration(
-        path,
-        [
-            Calibration(
-                c.name, c.matrix, c.rotation, c.translation, c.distortion, (c.width, c.height)
-            )
-            for c in cameras
-        ],
-    )
+    parts = [
+        Calibration(c.name, c.matrix, c.rotation, c.translation, c.distortion, (c.width, c.height))
+        for c in cameras
+    ]
+    write_calibration(path, parts)

@@ -212,27 +212,16 @@ class Detector:
         """The one place where frames are solved."""
         fields = [self.field(scene, masks) for masks in frames]
         inits = ["unary" if s is None else warm_start(scene, s) for s in starts]
-        limits: Record = {
-            "max_iters": self.passes,
-            "tol": self.tol,
-            "device": self.device,
-            "kernels": self.kernels,
-            "threads": self.threads,
-        }
+        names = ("tol", "device", "kernels", "threads")
+        limits: Record = {"max_iters": self.passes, **{k: getattr(self, k) for k in names}}
         if len(fields) == 1:
             return [infer(fields[0], self.rule, init=inits[0], **limits, **self.params)]
         return infer_many(fields, self.rule, init=inits, **limits, **self.params)
 
     def _make_map(self, scene: Scene, result: Result, frame: int) -> OccupancyMap:
         q = np.clip(result.q[1::2], 0.0, 1.0)
-        found = Detections.from_map(
-            q,
-            scene.positions,
-            frame,
-            radius=self.radius,
-            threshold=self.threshold,
-            pool=self.pool,
-        )
+        how: Record = {"radius": self.radius, "threshold": self.threshold, "pool": self.pool}
+        found = Detections.from_map(q, scene.positions, frame, **how)
         return OccupancyMap(scene, q, found, result, frame)
 
 

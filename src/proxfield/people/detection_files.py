@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,10 @@ from proxfield.io.files import (
 from proxfield.people.detections import Detections
 
 COLUMNS = ("frame", "x", "y", "score", "location")
+WHOLE = ("frame", "location")
+"""Columns of whole numbers."""
+Fault = Callable[[str], InputError]
+"""Makes an error that names the file, and the line where there is one."""
 WILDTRACK_COLUMNS, WILDTRACK_ROWS = 480, 1440
 """The grid of WILDTRACK's positions, x first."""
 WILDTRACK_ORIGIN = (-3.0, -9.0)
@@ -104,10 +109,13 @@ def parse_csv(text: str, name: str) -> Detections:
     first = next((line for line in text.splitlines() if line.strip()), "")
     if not first:
         raise InputError("the file is empty, expected columns frame, x, y", path=name)
-    if "," in first or ";" in first:
-        reader = csv.reader(io.StringIO(text), delimiter="," if "," in first else ";")
-    else:  # columns of numbers
-        reader = csv.reader(("\t".join(s.split()) for s in text.splitlines()), delimiter="\t")
+    delimiter = next((mark for mark in ",;" if mark in first), "\t")
+    lines = (
+        text.splitlines()
+        if delimiter != "\t"
+        else ("\t".join(s.split()) for s in text.splitlines())
+    )
+    reader = csv.reader(lines, delimiter=delimiter)
     columns: dict[str, int] | None = None
     out: list[tuple[float, ...]] = []
     frames: set[int] = set()
@@ -116,52 +124,39 @@ def parse_csv(text: str, name: str) -> Detections:
             cells = [cell.strip() for cell in row]
             if not any(cells) or cells[0].startswith("#"):
                 continue
-            line = reader.line_num
+            fault = partial(InputError, path=name, line=reader.line_num)
             if columns is None:
-                columns = _columns(cells, name, line)
+                columns = _columns(cells, fault)
                 if not _is_number(cells[columns["frame"]]):
                     continue
-            values = {
-                key: _cell(cells, at, key, name, line)
-                for key, at in columns.items()
-                if at < len(cells)
-            }
-            number = values.get("frame", np.nan)
+            found = {k: _cell(cells[at], k, fault) for k, at in columns.items() if at < len(cells)}
+            number, x, y, score, place = (found.get(key, np.nan) for key in COLUMNS)
             if not is_whole(number):
-                raise InputError(
-                    f"has no frame, expected {', '.join(columns)}", path=name, line=line
-                )
+                raise fault(f"has no frame, expected {', '.join(columns)}")
             frames.add(int(number))
-            x, y = values.get("x", np.nan), values.get("y", np.nan)
-            score, place = values.get("score", np.nan), values.get("location", np.nan)
             if np.isnan(x) != np.isnan(y):
-                raise InputError("has only one coordinate, expected x and y", path=name, line=line)
+                raise fault("has only one coordinate, expected x and y")
             if np.isnan(x) and np.isnan(place):
                 continue  # a frame in which nobody is
             where = -1 if np.isnan(place) else place
             out.append((number, x, y, 1.0 if np.isnan(score) else score, where))
     except csv.Error as error:
         raise InputError(f"isn't CSV ({error})", path=name, line=reader.line_num) from None
-    table = np.array(out, dtype=float).reshape(-1, 5)
-    return _checked(table, sorted(frames), name)
+    return _checked(out, sorted(frames), name)
 
 
-def _columns(cells: list[str], name: str, line: int) -> dict[str, int]:
+def _columns(cells: list[str], fault: Fault) -> dict[str, int]:
     """Where each column is, by the names in the first line or by position."""
     if _is_number(cells[0]):
         if len(cells) < 3:
-            raise InputError(
-                f"has {len(cells)} columns, expected frame, x, y", path=name, line=line
-            )
+            raise fault(f"has {len(cells)} columns, expected frame, x, y")
         return {key: k for k, key in enumerate(COLUMNS) if k < len(cells)}
     known = {cell.lower(): k for k, cell in enumerate(cells)}
     columns = {key: known[key] for key in COLUMNS if key in known}
     if "frame" not in columns or not ({"x", "y"} <= set(columns) or "location" in columns):
-        raise InputError(
+        raise fault(
             f"has columns {shown(', '.join(cells))}, expected frame, x, y, and score or location "
-            "if wanted",
-            path=name,
-            line=line,
+            "if wanted"
         )
     return columns
 
@@ -174,25 +169,22 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _cell(cells: list[str], at: int, key: str, name: str, line: int) -> float:
-    text = cells[at]
+def _cell(text: str, key: str, fault: Fault) -> float:
     if not text:
         return np.nan
     if not _is_number(text) or not np.isfinite(float(text)):
-        raise InputError(f"{key} is {shown(text)}, expected a number", path=name, line=line)
+        raise fault(f"{key} is {shown(text)}, expected a number")
     value = float(text)
-    if key in ("frame", "location") and not is_exact(value):
+    if key in WHOLE and not is_exact(value):
         most = "" if not is_whole(value) else " up to 2^53"
-        raise InputError(
-            f"{key} is {shown(text)}, expected a whole number{most}", path=name, line=line
-        )
+        raise fault(f"{key} is {shown(text)}, expected a whole number{most}")
     return value
 
 
-def _checked(table: Doubles, frames: list[int], name: str) -> Detections:
+def _checked(rows: list[tuple[float, ...]], frames: list[int], name: str) -> Detections:
     """Detections from rows of numbers; errors name the file."""
     try:
-        frame, x, y, score, location = table.T
+        frame, x, y, score, location = np.array(rows, dtype=float).reshape(-1, 5).T
         return Detections(frame, x, y, score, location, frames)
     except InputError as error:
         raise InputError(error.message, path=name) from None
@@ -202,7 +194,7 @@ def _checked(table: Doubles, frames: list[int], name: str) -> Detections:
 
 
 def format_json(detections: Detections) -> str:
-    """One object: ``frames``, and ``detections`` with frame, x, y, score and location each."""
+    """One line per detection; what isn't known is left out."""
     d = detections
     items = []
     for k in range(len(d)):
@@ -219,35 +211,30 @@ def format_json(detections: Detections) -> str:
 
 
 def _from_json(content: object, name: str) -> Detections:
+    fault = partial(InputError, path=name)
     items = content.get("detections") if isinstance(content, dict) else None
     if not isinstance(content, dict) or not isinstance(items, list):
-        raise InputError('expected an object with a list "detections"', path=name)
+        raise fault('expected an object with a list "detections"')
     rows = []
     for k, item in enumerate(items):
         if not isinstance(item, dict):
-            raise InputError(f"detection {k} isn't an object", path=name)
-        defaults = {"x": np.nan, "y": np.nan, "score": 1.0, "location": -1}
-        row: list[Any] = [item.get(key, defaults.get(key)) for key in COLUMNS]
-        for key, value in zip(COLUMNS, row, strict=True):
-            whole = key in ("frame", "location")
-            if not (is_exact(value) if whole else is_real(value)):
-                expected = "a whole number up to 2^53" if whole else "a number"
-                raise InputError(
-                    f"detection {k}: {key} is {shown(value)}, expected {expected}", path=name
-                )
-        rows.append(tuple(float(value) for value in row))
-    given = content.get("frames")
-    frames = sorted({int(row[0]) for row in rows})
-    if given is not None:
-        if not isinstance(given, list):
-            raise InputError('"frames" must be a list of whole numbers', path=name)
-        for number in given:
-            if not is_exact(number):
-                raise InputError(
-                    f'"frames" holds {shown(number)}, expected whole numbers up to 2^53', path=name
-                )
-        frames = [int(f) for f in given]
-    return _checked(np.array(rows, dtype=float).reshape(-1, 5), frames, name)
+            raise fault(f"detection {k} isn't an object")
+        row: Record = {"frame": None, "x": np.nan, "y": np.nan, "score": 1.0, "location": -1}
+        row |= {key: item[key] for key in COLUMNS if key in item}
+        for key, value in row.items():
+            if not (is_exact if key in WHOLE else is_real)(value):
+                expected = "a whole number up to 2^53" if key in WHOLE else "a number"
+                raise fault(f"detection {k}: {key} is {shown(value)}, expected {expected}")
+        rows.append(tuple(map(float, row.values())))
+    frames = content.get("frames")
+    if frames is None:
+        frames = sorted({int(row[0]) for row in rows})
+    elif not isinstance(frames, list):
+        raise fault('"frames" must be a list of whole numbers')
+    for number in frames:
+        if not is_exact(number):
+            raise fault(f'"frames" holds {shown(number)}, expected whole numbers up to 2^53')
+    return _checked(rows, [int(f) for f in frames], name)
 
 
 # ---- WILDTRACK ----

@@ -22,7 +22,7 @@ from scipy.optimize import linear_sum_assignment
 
 from proxfield.core.common.arrays import Doubles, Ints
 from proxfield.core.common.checks import is_real, whole_numbers
-from proxfield.core.common.records import Record
+from proxfield.core.common.records import Record, plain
 from proxfield.errors import InputError, shown
 from proxfield.io.files import display_name, read_bytes
 from proxfield.people.detections import Detections
@@ -82,15 +82,11 @@ class Evaluation:
 
     def summary(self) -> Record:
         """Numbers for all frames together, by name."""
+        shares = ("moda", "modp", "precision", "recall")
+        counts = ("people", "matches", "misses", "false_alarms")
         return {
-            "moda": self.moda,
-            "modp": self.modp,
-            "precision": self.precision,
-            "recall": self.recall,
-            "people": int(self.people.sum()),
-            "matches": int(self.matches.sum()),
-            "misses": int(self.misses.sum()),
-            "false_alarms": int(self.false_alarms.sum()),
+            **{name: getattr(self, name) for name in shares},
+            **{name: int(getattr(self, name).sum()) for name in counts},
             "frames": len(self.frames),
             "radius": self.radius,
         }
@@ -108,11 +104,8 @@ class Evaluation:
 
     def to_json(self, *, per_frame: bool = False) -> Record:
         """The summary as JSON has it, None for what isn't defined; frames on request."""
-        out = {key: _or_none(value) for key, value in self.summary().items()}
-        if per_frame:
-            rows = self.per_frame()
-            out["per_frame"] = [{k: _or_none(v) for k, v in row.items()} for row in rows]
-        return out
+        frames = {"per_frame": self.per_frame()} if per_frame else {}
+        return {key: plain(value) for key, value in {**self.summary(), **frames}.items()}
 
     def to_csv(self) -> str:
         """One line per frame; what isn't defined is left empty."""
@@ -287,7 +280,3 @@ def _span(frames: Ints) -> str:
 
 def _ratio(part: float, whole: float) -> float:
     return float(part) / float(whole) if whole else math.nan
-
-
-def _or_none(value: object) -> object:
-    return None if isinstance(value, float) and not math.isfinite(value) else value

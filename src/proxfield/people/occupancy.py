@@ -134,16 +134,14 @@ class Occupancy(Term):
             if not is_real(value) or not 0 < value < np.inf:
                 raise InputError(f"{key}={shown(value)}, expected a number above 0")
         self.n_locations, self.first = counts.pop(), whole_number(first, "first", 0)
-        used = [
-            (k, s, m)
+        found = [
+            (s, *_read_mask(m, s, k))
             for k, (s, m) in enumerate(zip(silhouettes, masks, strict=True))
             if m is not None
         ]
-        self.silhouettes = tuple(s for _, s, _ in used)
-        self.masks = tuple(_read_mask(m, s, k) for k, s, m in used)
-        self.compact = tuple(
-            _as_bytes(m, read) for (_, _, m), read in zip(used, self.masks, strict=True)
-        )
+        self.silhouettes = tuple(s for s, _, _ in found)
+        self.masks = tuple(mask for _, mask, _ in found)
+        self.compact = tuple(compact for _, _, compact in found)
         self.miss, self.false_alarm = float(miss), float(false_alarm)
         self.strength, self.variance, self.floor = float(strength), float(variance), float(floor)
 
@@ -460,31 +458,28 @@ def without(s: Silhouettes, cover: Floats, logs: Floats, image: Floats) -> NDArr
     return np.asarray(sums)
 
 
-def _as_bytes(mask: ArrayLike, read: Floats) -> NDArray[np.generic]:
-    """A mask in 8 bits where it was given in these, or as booleans: an eighth to copy."""
+def _read_mask(
+    mask: ArrayLike, s: Silhouettes, camera: int
+) -> tuple[NDArray[np.float64], NDArray[np.generic]]:
+    """A mask from 0 to 1, and the same in 8 bits if it was given so: an eighth to copy."""
     raw = np.asarray(mask)
+    compact: NDArray[np.generic] = np.array(raw)
     if raw.dtype == np.bool_:
-        return np.asarray(np.where(raw, np.uint8(255), np.uint8(0)))
-    return np.array(raw) if raw.dtype == np.uint8 else read
-
-
-def _read_mask(mask: ArrayLike, s: Silhouettes, camera: int) -> NDArray[np.float64]:
-    raw = np.asarray(mask)
-    if raw.dtype == np.uint8:
-        out = raw / 255.0
-    elif raw.dtype == np.bool_:
+        compact = np.where(raw, np.uint8(255), np.uint8(0))
         out = raw.astype(np.float64)
+    elif raw.dtype == np.uint8:
+        out = raw / 255.0
     else:
-        out = as_floats(raw, f"the mask of camera {camera}")
+        compact = out = as_floats(raw, f"the mask of camera {camera}")
     if out.shape != (s.height, s.width):
         size = "×".join(map(str, out.shape[::-1]))
         raise InputError(
             f"the mask of camera {camera} has {size} pixels, its silhouettes are for "
             f"{s.width}×{s.height}"
         )
-    if raw.dtype not in (np.uint8, np.bool_) and (out.min() < 0 or out.max() > 1):
+    if compact is out and (out.min() < 0 or out.max() > 1):
         raise InputError(f"the mask of camera {camera} has values outside of 0 to 1")
-    return out
+    return out, compact
 
 
 TERMS[Occupancy.name] = Occupancy

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.core.common.records import Record
+from proxfield.core.engines.base import softmax_rows
 from proxfield.core.engines.plan import Custom, Plan
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.solve.rules.base import Outcome, Problem, Rule
@@ -93,7 +94,8 @@ class Original(Rule):
         self.prepare(session.problem)
         lowered, loop = session.problem.lowered, session.loop
         if is_uniform(lowered, session.start):
-            session = session.within(start=prior_of(lowered))
+            prior = softmax_rows(np.array(lowered.unary, dtype=np.float64), 2)
+            session = session.within(start=np.asarray(prior, dtype=np.float64))
         program, state = session.program, session.program.start(session.start)
         plan = self.plan(session.problem)
         best = session.keep == "best"
@@ -109,14 +111,8 @@ class Original(Rule):
                 break
             if session.spent is not None:
                 break
-            status = loop.run(
-                program,
-                plan,
-                state,
-                session.limits.until(loop.iterations + missing, tol=-1.0),
-                keep_best=best,
-                first=first,
-            )
+            limits = session.limits.until(loop.iterations + missing, tol=-1.0)
+            status = loop.run(program, plan, state, limits, keep_best=best, first=first)
             first = loop.last
             if status is not Status.MAX_ITERS:  # of this call
                 break
@@ -147,22 +143,12 @@ def is_uniform(lowered: Lowered, q: NDArray[np.float64]) -> bool:
     return bool((q.reshape(-1, 2)[free] == 0.5).all())
 
 
-def prior_of(lowered: Lowered) -> NDArray[np.float64]:
-    """Marginals by the unary energies alone.  # (size,)"""
-    pairs = np.asarray(lowered.unary, dtype=np.float64).reshape(-1, 2)
-    weights = np.exp(pairs.min(axis=1, keepdims=True) - pairs)
-    return np.asarray(weights / weights.sum(axis=1, keepdims=True)).ravel()
-
-
 def residual(lowered: Lowered, q: NDArray[np.float64]) -> float:
     """The largest entry of softmax(−g(q)) − q, for the gradient g of E."""
     g = np.array(lowered.unary, dtype=np.float64)
     for term in lowered.terms:
         term.add_gradient(lowered.layout, q, g)
-    pairs = g.reshape(-1, 2)
-    weights = np.exp(pairs.min(axis=1, keepdims=True) - pairs)
-    target = weights / weights.sum(axis=1, keepdims=True)
-    return float(np.abs(target.ravel() - q).max(initial=0.0))
+    return float(np.abs(softmax_rows(g, 2) - q).max(initial=0.0))
 
 
 RULES[Original.name] = Original

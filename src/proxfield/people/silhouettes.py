@@ -146,6 +146,16 @@ class Boxes(Silhouettes):
     def to_arrays(self) -> dict[str, Ints]:
         return {"boxes": self.boxes}
 
+    def scaled(self, scale: float) -> Boxes:
+        """Those for images of another resolution; what was visible still covers a pixel."""
+        height, width = (max(1, round(n * scale)) for n in (self.height, self.width))
+        by = np.tile([width / self.width, height / self.height], 2)
+        boxes = np.floor(self.boxes * by + 0.5).astype(np.int64)
+        first = np.minimum(boxes[:, :2], [width - 1, height - 1])
+        last = np.maximum(boxes[:, 2:], first + 1)
+        out = np.where(self.visible[:, None], np.concatenate([first, last], axis=1), 0)
+        return Boxes(height, width, out)
+
     def pixels(self, location: int) -> Ints:
         left, top, right, bottom = self.boxes[location]
         rows = np.arange(top, bottom)[:, None] * self.width
@@ -190,8 +200,7 @@ class Runs(Silhouettes):
             raise InputError(
                 f"run {k}, {r[k].tolist()}, isn't inside the image of {width}×{height} pixels"
             )
-        values = (("height", height), ("width", width), ("runs", r), ("starts", s))
-        for name, value in values:
+        for name, value in (("height", height), ("width", width), ("runs", r), ("starts", s)):
             object.__setattr__(self, name, value)
 
     @classmethod

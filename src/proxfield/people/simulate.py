@@ -10,12 +10,12 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from proxfield.core.common.checks import is_real, whole_number
+from proxfield.core.common.records import Record
 from proxfield.errors import InputError, shown
 from proxfield.io.folders import new_folder
 from proxfield.io.images import import_pillow, png_bytes
@@ -32,21 +32,6 @@ MASKS = "mask-f%f-c%c.png"
 """Names of the masks: %f is the number of the frame, %c that of the camera."""
 
 Place = tuple[float, float, float]
-
-_README = """\
-A simulated scene ({kind}): {people} people, {cameras} cameras, {frames} frames, {rate:g} per s.
-Made by proxfield make people --kind {kind} --seed {seed}, with the options that show below.
-
-scene.pom         what people at each of {locations} locations would cover in each camera
-locations.csv     where these locations are: x and y in meters, one line each
-calibration.json  the cameras: x = K (R X + t), in meters and pixels
-{masks}  masks of frame %f and camera %c: 0 background, 255 foreground
-truth.csv         where people are: frame, x and y in meters
-
-Locations are those of a grid, row by row: {columns} columns from x = {x:g} m, {rows} rows from
-y = {y:g} m, {spacing:g} m apart. Of each body {missing:g} is missing, {speckle:g} of each image is
-speckle, and each image has {blobs} blobs. Bodies have the shape "{shape}".
-"""
 
 
 @dataclass(frozen=True)
@@ -125,7 +110,7 @@ class Simulation:
         """The masks of all cameras: 0 for background, 255 for foreground.  # (height, width)"""
         walk = self._walks
         steps = 2.2 * frame / self.rate + walk["phase"][:, 0]
-        look = {"noise": self.noise, "shape": self.shape, "strides": np.abs(np.sin(steps))}
+        look: Record = {"noise": self.noise, "shape": self.shape, "strides": np.abs(np.sin(steps))}
         here = self.truth(frame)
         masks = []
         for k, c in enumerate(self.cameras):
@@ -308,8 +293,6 @@ def write_simulation(
     pillow = import_pillow()
     with new_folder(folder) as aside:
         pom = simulation.scene.to_pom(input_format=MASKS, process=((0, count),))
-        _write(aside / "scene.pom", format_pom(pom))
-        _write(aside / "locations.csv", format_locations(simulation.scene))
         save_cameras(aside / "calibration.json", simulation.cameras)
         rows = ["frame,x,y"]
         for frame, (masks, truth) in enumerate(simulation.frames(count)):
@@ -320,8 +303,14 @@ def write_simulation(
             rows += [f"{frame},{x:.4f},{y:.4f}" for x, y in truth.tolist()] or [f"{frame},,"]
             if progress is not None:
                 progress(frame + 1)
-        _write(aside / "truth.csv", "\n".join(rows) + "\n")
-        _write(aside / "README.txt", _describe(simulation, count))
+        texts = {
+            "scene.pom": format_pom(pom),
+            "locations.csv": format_locations(simulation.scene),
+            "truth.csv": "\n".join(rows) + "\n",
+            "README.txt": _describe(simulation, count),
+        }
+        for name, text in texts.items():
+            (aside / name).write_text(text, encoding="utf-8", newline="\n")
 
 
 def format_locations(scene: Scene) -> str:
@@ -331,32 +320,26 @@ def format_locations(scene: Scene) -> str:
     return "\n".join(["x,y", *rows]) + "\n"
 
 
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8", newline="\n")
-
-
 def _describe(simulation: Simulation, frames: int) -> str:
-    scene, noise = simulation.scene, simulation.noise
+    """The README.txt of a folder."""
+    sim, scene, noise = simulation, simulation.scene, simulation.noise
+    missing, speckle = noise.missing, noise.speckle
     assert scene.positions is not None and scene.shape is not None
     x, y = scene.positions[0].tolist()
-    across = np.ptp(scene.positions[:, 0])
     rows, columns = scene.shape
-    return _README.format(
-        kind=simulation.kind,
-        people=simulation.n_people,
-        cameras=len(simulation.cameras),
-        frames=frames,
-        rate=simulation.rate,
-        seed=simulation.seed,
-        locations=scene.n_locations,
-        masks=MASKS,
-        columns=columns,
-        rows=rows,
-        x=x,
-        y=y,
-        spacing=across / max(1, columns - 1),
-        missing=noise.missing,
-        speckle=noise.speckle,
-        blobs=noise.blobs,
-        shape=simulation.shape,
-    )
+    spacing = np.ptp(scene.positions[:, 0]) / max(1, columns - 1)
+    count = f"{sim.n_people} people, {len(sim.cameras)} cameras, {frames} frames"
+    return f"""\
+A simulated scene ({sim.kind}): {count}, {sim.rate:g} per s.
+Made by proxfield make people --kind {sim.kind} --seed {sim.seed}, with the options that show below.
+
+scene.pom         what people at each of {scene.n_locations} locations would cover in each camera
+locations.csv     where these locations are: x and y in meters, one line each
+calibration.json  the cameras: x = K (R X + t), in meters and pixels
+{MASKS}  masks of frame %f and camera %c: 0 background, 255 foreground
+truth.csv         where people are: frame, x and y in meters
+
+Locations are those of a grid, row by row: {columns} columns from x = {x:g} m, {rows} rows from
+y = {y:g} m, {spacing:g} m apart. Of each body {missing:g} is missing, {speckle:g} of each image is
+speckle, and each image has {noise.blobs} blobs. Bodies have the shape "{sim.shape}".
+"""

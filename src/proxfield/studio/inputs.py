@@ -1,18 +1,32 @@
-"""What the studio works on: an image, what is known about its pixels, and where that came from."""
+"""What the studio works on: an image, what is known about its pixels, and strokes of a brush.
+
+Files from the browser are checked before they are decoded, and kept nowhere else. A client's file
+name is text for messages and for code; it is never part of a path here.
+"""
 
 from __future__ import annotations
 
+import secrets
+import warnings
+import zipfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from io import BytesIO
+from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.ndimage import gaussian_filter
 
 from proxfield.core.common.arrays import Pixels
 from proxfield.core.common.records import Record
 from proxfield.errors import InputError
 from proxfield.images.densecrf import DenseCRF
-from proxfield.images.known import CONFIDENCE
+from proxfield.images.known import CONFIDENCE, NO_STROKE, runs_of
 from proxfield.io import images
+from proxfield.io.files import display_name, naming_damage
 
 READERS = {
     "probabilities": "read_probabilities",
@@ -20,6 +34,13 @@ READERS = {
     "labels": "read_labels",
 }
 """Functions of `proxfield.io.images` by what they read."""
+FORMATS = ("PNG", "JPEG", "TIFF", "BMP", "WEBP")
+"""Formats of pictures; Pillow knows others, whose readers start programs."""
+MAX_PIXELS = 2**24
+"""Maximum number of pixels of a picture."""
+EXPANSION = 8
+"""An archive may hold so many times the bytes of the largest upload."""
+LONGEST_NAME = 80
 
 
 @dataclass(frozen=True)
@@ -79,51 +100,135 @@ def read_files(
     names: tuple[str, ...] = (),
     build: Record | None = None,
     from_labels: Record | None = None,
-    titles: tuple[str, str, str | None] | None = None,
+    titles: Mapping[str, str] | None = None,
 ) -> StudioInputs:
     """Inputs from files.
 
     Args:
-        image: A picture or an array: a path, or an open binary file.
-        unary: Probabilities, logits or labels; likewise.
+        image: A picture or an array.
+        unary: Probabilities, logits or labels.
         what: Which of these.
-        truth: True labels; likewise.
-        scribbles: Labels of known pixels; likewise.
+        truth: True labels.
+        scribbles: Labels of known pixels.
         names: Names of the labels.
         build: As for `StudioInputs`.
         from_labels: As for `StudioInputs`.
-        titles: What to call the image, the unary and the truth; by default their paths.
+        titles: What to call the files, by the names of these arguments; by default their paths.
 
     Raises:
         InputError: If a file can't be read; the message names it.
     """
-    if titles is None:
-        titles = (str(image), str(unary), None if truth is None else str(truth))
-
-    def read(source: object, reader: str, title: str | None) -> Pixels:
+    given = {"image": image, "unary": unary, "truth": truth, "scribbles": scribbles}
+    called = {name: str(path) for name, path in given.items() if path is not None}
+    called |= titles or {}
+    found: Record = {}
+    for name, title in called.items():
+        reader = {"image": "read_image", "unary": READERS[what]}.get(name, "read_labels")
         try:
-            found = getattr(images, reader)(source)
+            read = getattr(images, reader)(given[name])
         except InputError as error:
             raise InputError(error.message, path=title) from None
-        return found[0] if reader == "read_labels" else found  # type: ignore[no-any-return]
+        found[name] = read[0] if reader == "read_labels" else read
+        if name == "image" and read.ndim not in (2, 3):
+            raise InputError(
+                f"has {read.ndim} axes, expected a flat image, gray or with channels", path=title
+            )
+    found |= {f"{name}_name": called.get(name) for name in ("image", "unary", "truth")}
+    found |= {"build": build or {}, "from_labels": from_labels or {}, "names": names}
+    return StudioInputs(what=what, **found)
 
-    picture = read(image, "read_image", titles[0])
-    if picture.ndim not in (2, 3):
-        raise InputError(
-            f"has {picture.ndim} axes, expected a flat image, gray or with channels",
-            path=titles[0],
+
+# ---- files of the browser ----
+
+
+@dataclass(frozen=True)
+class Upload:
+    """One file from the browser.
+
+    Attributes:
+        name: What the client calls it.
+        data: Its bytes.
+    """
+
+    name: str
+    data: bytes
+
+    @property
+    def title(self) -> str:
+        """The name for messages: the last part of a path, on one line, of limited length.
+
+        Example:
+            >>> Upload("../../etc/pass\\nwd.png", b"").title
+            'pass\\\\nwd.png'
+        """
+        last = self.name.replace("\\", "/").rsplit("/", 1)[-1]
+        return display_name(last)[-LONGEST_NAME:] or "upload"
+
+
+def check_upload(upload: Upload, max_bytes: int) -> None:
+    """Refuse a file that is too large, also once it is decoded, or that is of no known kind.
+
+    Args:
+        upload: The file.
+        max_bytes: Maximum size of an upload.
+
+    Raises:
+        InputError: If it is refused.
+    """
+    data, name = upload.data, upload.title
+    fault = partial(InputError, path=name)
+    if len(data) > max_bytes:
+        raise fault(f"has {len(data)} bytes, expected at most {max_bytes} (--max-upload)")
+    if images.is_array(data):
+        if data.startswith(b"PK"):  # an .npz file may hold more than it seems to
+            with naming_damage(name), zipfile.ZipFile(BytesIO(data)) as archive:
+                total = sum(entry.file_size for entry in archive.infolist())
+            if total > (most := EXPANSION * max_bytes):
+                raise fault(f"holds {total} bytes when decompressed, expected at most {most}")
+        return
+    pillow = images.import_pillow()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("error", pillow.DecompressionBombWarning)
+        try:
+            with pillow.open(BytesIO(data), formats=FORMATS) as picture:
+                width, height = picture.size
+                pages = getattr(picture, "n_frames", 1) if picture.format == "TIFF" else 1
+        except (pillow.DecompressionBombError, pillow.DecompressionBombWarning):
+            raise fault(f"has too many pixels, expected at most {MAX_PIXELS}") from None
+        except (OSError, ValueError, SyntaxError, EOFError, KeyError, TypeError):
+            what = "is no image that the studio reads" if data else "is empty"
+            raise fault(f"{what}, expected PNG, JPEG, TIFF, .npy or .npz") from None
+    if pages > 1:
+        raise fault(f"has {pages} pages, expected a flat image")
+    if width * height > MAX_PIXELS:
+        raise fault(f"has {width * height} pixels, expected at most {MAX_PIXELS}")
+
+
+def read_uploads(
+    files: Mapping[str, Upload], what: str, folder: Path, max_bytes: int
+) -> StudioInputs:
+    """Inputs from files of the browser.
+
+    Args:
+        files: By name: image, unary (probabilities, logits or labels), and truth if it is known.
+        what: What the unary is.
+        folder: Where files may be written while they are read.
+        max_bytes: Maximum size of an upload.
+    """
+    for upload in files.values():
+        check_upload(upload, max_bytes)
+    paths = {name: folder / secrets.token_hex(16) for name in files}
+    titles = {name: upload.title for name, upload in files.items()}
+    try:
+        for name, path in paths.items():
+            path.write_bytes(files[name].data)
+        return read_files(
+            paths["image"], paths["unary"], what, truth=paths.get("truth"), titles=titles
         )
-    return StudioInputs(
-        picture,
-        read(unary, READERS[what], titles[1]),
-        what,
-        build or {},
-        from_labels or {},
-        None if truth is None else read(truth, "read_labels", titles[2]),
-        None if scribbles is None else read(scribbles, "read_labels", str(scribbles)),
-        names,
-        *titles,
-    )
+    finally:
+        for path in paths.values():
+            path.unlink(missing_ok=True)
 
 
 # ---- the generated scene ----
@@ -170,8 +275,6 @@ def _draw_truth() -> NDArray[np.uint8]:
 
 
 def _paint(truth: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
-    from scipy.ndimage import gaussian_filter
-
     height, width = SHAPE
     y, x = np.mgrid[:height, :width]
     image = np.array(COLORS, dtype=np.float64)[truth]
@@ -185,8 +288,6 @@ def _paint(truth: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uin
 
 def _classify(truth: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.float32]:
     """Scores that are blurred like a network's small maps, with patches of doubt."""
-    from scipy.ndimage import gaussian_filter
-
     n_labels = len(NAMES)
     scores = np.empty((*SHAPE, n_labels))
     for label in range(n_labels):
@@ -197,3 +298,94 @@ def _classify(truth: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.
         scores[..., label] += 1.3 * patches / patches.std() + 0.6 * speckle / speckle.std()
     scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
     return np.asarray(scores / scores.sum(axis=-1, keepdims=True), dtype=np.float32)
+
+
+# ---- scribbles: strokes of a brush that fix the labels of pixels ----
+
+
+Points = Sequence[Sequence[float]]
+ERASER = -1
+"""The label of strokes that take others away."""
+MAX_POINTS = 5000
+"""Points of a stroke; a browser sends a few hundred."""
+
+
+@dataclass(frozen=True)
+class Stroke:
+    """One stroke.
+
+    Attributes:
+        label: The label that its pixels get, or `ERASER`.
+        points: x and y as shares of the width and the height.  # (n, 2)
+        radius: Of the brush, in pixels.
+    """
+
+    label: int
+    points: Points
+    radius: float
+
+
+def draw(
+    strokes: Sequence[Stroke], shape: tuple[int, int], base: Pixels | None = None
+) -> NDArray[np.int64] | None:
+    """A map of labels, `NO_STROKE` where there is none; None if nothing is drawn.
+
+    Args:
+        strokes: In the order in which they were drawn: later ones cover earlier ones.
+        shape: Height and width.
+        base: Labels that were known before.
+
+    Example:
+        >>> print(draw([Stroke(1, [(0.1, 0.5), (0.9, 0.5)], 0.5)], (3, 5)))
+        [[255 255 255 255 255]
+         [  1   1   1   1   1]
+         [255 255 255 255 255]]
+    """
+    out = np.full(shape, NO_STROKE, dtype=np.int64)
+    if base is not None:
+        out[:] = base
+        out[out < 0] = NO_STROKE
+    for stroke in strokes:
+        label = NO_STROKE if stroke.label == ERASER else stroke.label
+        for y, x in _covered(stroke, shape):
+            out[y, x] = label
+    return out if (out != NO_STROKE).any() else None
+
+
+def _covered(
+    stroke: Stroke, shape: tuple[int, int]
+) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Pixels within the radius of the line through the points, and those of the points."""
+    height, width = shape
+    points = np.asarray(stroke.points[:MAX_POINTS], dtype=np.float64).reshape(-1, 2)
+    points = points[np.isfinite(points).all(axis=1)]
+    points = np.clip(points, 0.0, 1.0) * (width, height) - 0.5
+    found = []
+    if len(points) == 1:
+        points = np.repeat(points, 2, axis=0)
+    for start, end in pairwise(points):
+        low = np.maximum(np.floor(np.minimum(start, end) - stroke.radius), 0).astype(int)
+        high = np.ceil(np.maximum(start, end) + stroke.radius).astype(int)
+        high = np.minimum(high, (width - 1, height - 1))
+        y, x = np.mgrid[low[1] : high[1] + 1, low[0] : high[0] + 1]
+        line = end - start
+        length = float(line @ line)
+        along = ((x - start[0]) * line[0] + (y - start[1]) * line[1]) / length if length else 0.0
+        t = np.clip(along, 0.0, 1.0)
+        apart = (x - start[0] - t * line[0]) ** 2 + (y - start[1] - t * line[1]) ** 2
+        near = apart <= stroke.radius**2
+        for point in (start, end):  # a thin brush may pass between the centers of pixels
+            near |= (x == round(point[0])) & (y == round(point[1]))
+        found.append((y[near], x[near]))
+    return found
+
+
+def as_runs(scribbles: NDArray[np.int64]) -> dict[int, tuple[int, ...]]:
+    """Each label's pixels as starts and ends of runs in the flattened map; for code.
+
+    Example:
+        >>> as_runs(np.array([[255, 2, 2], [255, 255, 0]]))
+        {0: (5, 6), 2: (1, 3)}
+    """
+    labels = np.unique(scribbles[scribbles != NO_STROKE]).tolist()
+    return {label: runs_of(scribbles == label) for label in labels}

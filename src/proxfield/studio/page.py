@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -13,12 +14,17 @@ from proxfield.core.common.records import Record
 from proxfield.core.solve.rules.registry import dense_rules
 from proxfield.images.known import NO_STROKE
 from proxfield.images.settings import PRESETS
-from proxfield.studio.code import as_python, as_toml
-from proxfield.studio.pictures import css_color, curve_svg, label_png, photo_jpeg
-from proxfield.studio.session import StudioOutcome, StudioSession
-from proxfield.studio.strokes import ERASER, Stroke
-from proxfield.studio.widgets import CONTROLS, Control, OpenDialog, add_slider, explain, labelled
-from proxfield.studio.worker import Worker
+from proxfield.studio.inputs import ERASER, Stroke
+from proxfield.studio.outputs import (
+    as_python,
+    as_toml,
+    css_color,
+    curve_svg,
+    label_png,
+    photo_jpeg,
+)
+from proxfield.studio.session import StudioOutcome, StudioSession, Worker
+from proxfield.studio.widgets import CONTROLS, Control, OpenDialog, explain, labelled
 
 if TYPE_CHECKING:
     from proxfield.studio.inputs import StudioInputs
@@ -29,6 +35,8 @@ CUSTOM = "custom"
 BRUSH_RADIUS, MAX_RADIUS = 4.0, 40
 MAX_STROKES = 1000
 """Strokes of a tab."""
+THROTTLE_SECONDS = 0.05
+"""A slider reports its moves at most so often."""
 LIVE_SECONDS = 0.1
 """Time between two looks at a running computation."""
 PANELS = {
@@ -37,20 +45,6 @@ PANELS = {
     "result": "Result",
     "difference": "Difference",
 }
-
-
-def confidence_text(confidence: float | None) -> str:
-    """What to say about probabilities that are labels; "" if they aren't.
-
-    Example:
-        >>> confidence_text(0.7)
-        'labels, right with probability 0.7 (--confidence)'
-    """
-    return (
-        ""
-        if confidence is None
-        else f"labels, right with probability {confidence:g} (--confidence)"
-    )
 
 
 class Page:
@@ -128,17 +122,22 @@ class Page:
             self.status = ui.label().classes("pf-status").props('role="status"')
 
     def _slider(self, control: Control) -> None:
-        made = add_slider(control, self.session.settings, self._set)
-        self.sliders[control.name], self.values[control.name] = made
+        settings, name = self.session.settings, control.name
+        with labelled(control.text) as self.values[name]:
+            bounds: Record = control.range(settings)
+            slider = ui.slider(**bounds, value=control.value(settings))
+        slider.props(f'aria-label="{control.text}" data-setting={name}')
+        slider.on(
+            "update:model-value",
+            lambda e: self._set(name, float(e.args)),
+            throttle=THROTTLE_SECONDS,
+        )
+        self.sliders[name] = slider
 
     def _select(self, text: str, options: list[str], change: Any) -> Any:
         with ui.element("div").classes("pf-control pf-select"):
-            box = (
-                ui.select(options, label=text)
-                .props("dense options-dense outlined")
-                .style("width: 100%")
-            )
-            box.on("update:model-value", lambda: change(box.value))
+            box = ui.select(options, label=text).props("dense options-dense outlined")
+        box.style("width: 100%").on("update:model-value", lambda: change(box.value))
         return box
 
     def _panels(self) -> None:
@@ -151,13 +150,9 @@ class Page:
                     stack = ui.element("div").classes("pf-stack").props(f"data-panel={name}")
                     with stack:
                         photo = ui.element("img").props(f'alt="{title}"')
-                        if name == "difference":
-                            photo.classes("pf-dim")
-                        over = (
-                            ui.element("img")
-                            .props('alt=""')
-                            .classes("pf-strokes" if name == "image" else "pf-labels")
-                        )
+                        photo.classes("pf-dim" if name == "difference" else "")
+                        over = ui.element("img").props('alt=""')
+                        over.classes("pf-strokes" if name == "image" else "pf-labels")
                     self.images[name] = (stack, photo, over)
         stack = self.images["image"][0]
         stack.on(
@@ -182,8 +177,8 @@ class Page:
                     opacity.props('aria-label="Opacity of the labels"')
                     opacity.on("update:model-value", js_handler="(v) => window.pfOpacity(v)")
                     value.bind_text_from(opacity, "value", lambda v: f"{v:g}")
-                ui.button("Undo", on_click=self._undo).props("flat dense")
-                ui.button("Clear", on_click=self._clear).props("flat dense")
+                ui.button("Undo", on_click=lambda: self._keep_strokes(-1)).props("flat dense")
+                ui.button("Clear", on_click=lambda: self._keep_strokes(0)).props("flat dense")
             self.hint = ui.html(sanitize=False)
 
     def _curve_card(self) -> None:
@@ -208,7 +203,9 @@ class Page:
             stack.style(f"aspect-ratio: {width} / {height}")
             base.props["src"] = photo
         self._overlay("unary", label_png(session.labels, session.n_labels))
-        self._note("unary", session.iou, confidence_text(session.confidence))
+        known = session.confidence
+        hard = "" if known is None else f"labels, right with probability {known:g} (--confidence)"
+        self._note("unary", session.iou, hard)
         for name in ("result", "difference"):
             self.images[name][2].props.pop("src", None)
             self.notes[name].text = ""
@@ -311,14 +308,10 @@ class Page:
             self.session.strokes.append(Stroke(self.brush, pairs, self.radius))
             self._strokes_changed()
 
-    def _undo(self) -> None:
+    def _keep_strokes(self, count: int) -> None:
+        """Take back all strokes but the first ones."""
         if self.session.strokes:
-            self.session.strokes.pop()
-            self._strokes_changed()
-
-    def _clear(self) -> None:
-        if self.session.strokes:
-            self.session.strokes.clear()
+            del self.session.strokes[count:]
             self._strokes_changed()
 
     def _strokes_changed(self) -> None:
@@ -345,7 +338,8 @@ class Page:
         async def start() -> None:
             if not self.studio.ready.is_set():
                 self.status.text = "Compiling kernels; only a first start takes long…"
-                await self.studio.wait_ready()
+                while not self.studio.ready.is_set():
+                    await asyncio.sleep(0.1)
             self.worker.request()
 
         background_tasks.create(start())

@@ -1,25 +1,31 @@
-"""The server: one process, one address, one temporary folder."""
+"""The server: one process, one address, one temporary folder, and who may talk to it.
+
+Requests must come from its own page on an allowed host, and are limited in size. A page of another
+site can send requests to 127.0.0.1, and can make a name of its own stand for 127.0.0.1. The first
+is visible in the header Origin, the second in the header Host.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
+import re
 import secrets
 import socket
 import tempfile
 import threading
 import webbrowser
-from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from importlib import util
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from proxfield.core.common.extras import install_hint
 from proxfield.errors import InputError, MissingDependencyError
 from proxfield.images.settings import DenseSettings
-from proxfield.studio.guard import LOCAL_HOSTS, Guard
 from proxfield.studio.inputs import StudioInputs
+from proxfield.studio.session import warm_up
 
 KEPT_PICTURES = 4
 """Versions of a picture that a browser may still ask for."""
@@ -28,30 +34,45 @@ MAX_TABS = 32
 WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Addresses that stand for all of this machine's, and what a browser on it calls them."""
 SHUTDOWN_SECONDS = 1
+Picture = tuple[bytes, str]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?")
+
+LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
+OVERHEAD = 65536
+"""Bytes that a form adds to a file."""
+HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
 
 
 class Pictures:
     """Pictures that pages show, by addresses nobody can guess."""
 
     def __init__(self) -> None:
-        self.held: dict[object, dict[str, OrderedDict[str, tuple[bytes, str]]]] = {}
+        self.held: dict[object, dict[str, dict[str, Picture]]] = {}
+        """By page, by name and by address, the newest last."""
 
     def put(self, owner: object, name: str, data: bytes, kind: str) -> str:
         """Keep a picture; returns its address. The oldest of the same name are dropped."""
-        kept = self.held.setdefault(owner, {}).setdefault(name, OrderedDict())
+        kept = self.held.setdefault(owner, {}).setdefault(name, {})
         token = secrets.token_urlsafe(16)
         kept[token] = (data, kind)
-        while len(kept) > KEPT_PICTURES:
-            kept.popitem(last=False)
+        for old in list(kept)[:-KEPT_PICTURES]:
+            del kept[old]
         return f"/picture/{token}"
 
-    def get(self, token: str) -> tuple[bytes, str] | None:
+    def get(self, token: str) -> Picture | None:
         """A picture and its type."""
-        for named in self.held.values():
-            for kept in named.values():
-                if token in kept:
-                    return kept[token]
-        return None
+        named = (kept for pictures in self.held.values() for kept in pictures.values())
+        return next((kept[token] for kept in named if token in kept), None)
 
     def drop(self, owner: object) -> None:
         """Forget the pictures of a page."""
@@ -87,7 +108,6 @@ class Studio:
 
     def warm_up(self) -> None:
         """Compile or load kernels in a thread of its own."""
-        from proxfield.studio.session import warm_up
 
         def work() -> None:
             try:
@@ -96,11 +116,6 @@ class Studio:
                 self.ready.set()
 
         threading.Thread(target=work, name="proxfield-studio-warm-up", daemon=True).start()
-
-    async def wait_ready(self) -> None:
-        """Until kernels are loaded."""
-        while not self.ready.is_set():
-            await asyncio.sleep(0.1)
 
     def app(self) -> Any:
         """The ASGI application, without `Guard`."""
@@ -147,9 +162,7 @@ FAVICON = (
 
 def check_packages() -> None:
     """Raise `MissingDependencyError` unless the extra is installed."""
-    from importlib.util import find_spec
-
-    missing = [name for name in ("nicegui", "PIL") if find_spec(name) is None]
+    missing = [name for name in ("nicegui", "PIL") if util.find_spec(name) is None]
     if missing:
         hint = install_hint("studio")
         raise MissingDependencyError(f"the studio needs NiceGUI and Pillow: {hint}")
@@ -182,16 +195,6 @@ def bind(host: str, port: int) -> socket.socket:
     return bound
 
 
-def is_local(host: str) -> bool:
-    """Whether an address can be reached from this machine alone.
-
-    Example:
-        >>> is_local("127.0.0.1"), is_local("localhost"), is_local("0.0.0.0")
-        (True, True, False)
-    """
-    return host in LOCAL_HOSTS
-
-
 def allowed_hosts(host: str) -> tuple[str, ...] | None:
     """Names by which a browser may call the studio; None: any.
 
@@ -199,7 +202,7 @@ def allowed_hosts(host: str) -> tuple[str, ...] | None:
         >>> allowed_hosts("127.0.0.1")
         ('127.0.0.1', 'localhost', '::1')
     """
-    if is_local(host):
+    if host in LOCAL_HOSTS:
         return LOCAL_HOSTS
     return None if host in WILDCARDS else (host, *LOCAL_HOSTS)
 
@@ -257,3 +260,100 @@ def serve(
             server.run(sockets=[bound])
         finally:
             tempfile.tempdir = before
+
+
+# ---- who may talk to it ----
+
+
+class TooLargeError(Exception):
+    """A request has more bytes than allowed."""
+
+
+class Guard:
+    """An ASGI application around another one.
+
+    Args:
+        app: The other one.
+        hosts: Names that the header Host may have; None: any.
+        max_bytes: Maximum size of a request's body.
+    """
+
+    def __init__(self, app: App, hosts: Iterable[str] | None, max_bytes: int) -> None:
+        self.app = app
+        self.hosts = None if hosts is None else {host.lower() for host in hosts}
+        self.max_bytes = max_bytes + OVERHEAD
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        kind = scope["type"]
+        refusal = self.refusal(scope["headers"]) if kind in ("http", "websocket") else None
+        if refusal is not None and kind == "websocket":
+            await send({"type": "websocket.close", "code": 1008, "reason": refusal[1]})
+        elif refusal is not None:
+            await _answer(send, *refusal)
+        elif kind == "http":
+            await self._limited(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
+
+    def refusal(self, headers: Iterable[tuple[bytes, bytes]]) -> tuple[int, str] | None:
+        """Why a request is refused: a status and a sentence; None if it isn't."""
+        given: dict[str, list[str]] = {}
+        for name, value in headers:
+            given.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
+        host = given.get("host", [])
+        if len(host) != 1:
+            return 400, "expected one Host header"
+        if self.hosts is not None and host_name(host[0]) not in self.hosts:
+            return 403, "this host name is not allowed; open the address that the studio printed"
+        origins = [urlsplit(origin).netloc.lower() for origin in given.get("origin", [])]
+        foreign = any(origin != host[0].lower() for origin in origins)
+        if foreign or given.get("sec-fetch-site", ["none"])[0] == "cross-site":
+            return 403, "requests from other sites are refused"
+        length = given.get("content-length", ["0"])[0]
+        if not length.isdecimal() or int(length) > self.max_bytes:
+            return 413, f"more than {self.max_bytes - OVERHEAD} bytes"
+        return None
+
+    async def _limited(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Pass a request on, but no more of its body than allowed, whatever its headers say."""
+        seen, begun = 0, False
+
+        async def counted() -> Message:
+            nonlocal seen
+            message = await receive()
+            seen += len(message.get("body", b""))
+            if seen > self.max_bytes:
+                raise TooLargeError
+            return message
+
+        async def noted(message: Message) -> None:
+            nonlocal begun
+            if message["type"] == "http.response.start":
+                begun = True
+                message = {**message, "headers": [*message.get("headers", []), *HEADERS]}
+            await send(message)
+
+        try:
+            await self.app(scope, counted, noted)
+        except TooLargeError:
+            if begun:
+                raise
+            await _answer(send, 413, f"more than {self.max_bytes - OVERHEAD} bytes")
+
+
+def host_name(host: str) -> str:
+    """The name in a Host header, without the port; empty if there is anything else in it.
+
+    Example:
+        >>> host_name("127.0.0.1:8080"), host_name("[::1]:80"), host_name("Localhost")
+        ('127.0.0.1', '::1', 'localhost')
+    """
+    found = _HOST.fullmatch(host.lower())
+    return "" if found is None else found[1].strip("[]")
+
+
+async def _answer(send: Send, status: int, text: str) -> None:
+    body = f"{text}\n".encode()
+    headers = [(b"content-type", b"text/plain; charset=utf-8"), *HEADERS, (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

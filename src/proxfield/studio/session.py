@@ -1,5 +1,7 @@
 """One tab's work: inputs, settings and scribbles in; labels, F and mean IoU out. No page here.
 
+A worker computes off the event loop, and only the latest settings to the end.
+
 A change of settings is answered in two stages where the image is large: first on every k-th pixel
 along both axes, then on all of them. Filters are kept, so that a new weight, rule or number of
 iterations needs none to be built.
@@ -7,6 +9,7 @@ iterations needs none to be built.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,8 +28,7 @@ from proxfield.images.densecrf import DenseCRF
 from proxfield.images.known import flags_of
 from proxfield.images.metrics import UNLABELLED, count_regions, mean_iou, read_truth
 from proxfield.images.settings import DEFAULT_PRESET, TERM_SETTINGS, DenseSettings
-from proxfield.studio.inputs import StudioInputs
-from proxfield.studio.strokes import Stroke, draw
+from proxfield.studio.inputs import Stroke, StudioInputs, draw
 
 MAX_ENTRIES = 2**26
 """Maximum number of pixels times labels."""
@@ -56,10 +58,6 @@ class StudioJob:
     scribbles: NDArray[np.int64] | None = None
     step: int = 1
 
-    def at(self, step: int) -> StudioJob:
-        """The same job on fewer or more pixels."""
-        return replace(self, step=step)
-
 
 @dataclass(frozen=True)
 class StudioOutcome:
@@ -69,7 +67,6 @@ class StudioOutcome:
         job: The job.
         labels: The most probable labels; ignored pixels have their value.  # (height, width)
         free_energy: F after each update, the start first.
-        status: Why the iteration ended.
         iterations: Updates made.
         seconds: Wall time.
         changed: Share of the pixels whose label differs from the classifier's.
@@ -79,7 +76,6 @@ class StudioOutcome:
     job: StudioJob
     labels: NDArray[np.int64]
     free_energy: NDArray[np.float64]
-    status: str
     iterations: int
     seconds: float
     changed: float
@@ -237,7 +233,8 @@ class StudioSession:
             ended = time.perf_counter()
         if stop():
             return None
-        self._learn_pace("_update_pace", ended - built, result.q.size * max(1, result.iterations))
+        work = result.q.size * max(1, result.iterations)
+        self._update_pace = _pace(self._update_pace, ended - built, work)
         ignored = self.ignored[:: job.step, :: job.step]
         before = self.labels[:: job.step, :: job.step]
         labels = np.where(ignored, before, np.asarray(result.labels))
@@ -245,7 +242,6 @@ class StudioSession:
             job,
             labels,
             result.trace.free_energy,
-            result.status.label,
             result.iterations,
             time.perf_counter() - begun,
             float((labels != before).mean()),
@@ -254,8 +250,8 @@ class StudioSession:
 
     def _field(self, job: StudioJob) -> DenseCRF:
         """The field of a job, with filters that are there already where they fit."""
-        energies = self._at(self.energies, job.step)
-        scribbles = None if job.scribbles is None else self._at(job.scribbles, job.step)
+        energies = _thinned(self.energies, job.step)
+        scribbles = None if job.scribbles is None else _thinned(job.scribbles, job.step)
         crf = DenseCRF(
             None, energies=energies, labels_axis=-1, scribbles=scribbles, spatial_weight=0.0
         )
@@ -272,8 +268,8 @@ class StudioSession:
             self._terms = {k: v for k, v in self._terms.items() if k[0] in (1, job.step)}
         begun = time.perf_counter()
         crf = DenseCRF(
-            self._at(self.channels, job.step) if kind == "bilateral" else None,
-            energies=self._at(self.energies, job.step),
+            _thinned(self.channels, job.step) if kind == "bilateral" else None,
+            energies=_thinned(self.energies, job.step),
             labels_axis=-1,
             channel_axis=-1,
             spacing=float(job.step),
@@ -283,25 +279,26 @@ class StudioSession:
         assert isinstance(term, Gaussian)
         term.operator  # noqa: B018 (built here, to be timed)
         self._terms[job.step, kind] = (job.settings.kernel(kind), term)
-        self._learn_pace("_build_pace", time.perf_counter() - begun, crf.n_vars)
+        self._build_pace = _pace(self._build_pace, time.perf_counter() - begun, crf.n_vars)
         return term
 
     def _kept(self, settings: DenseSettings, step: int, kind: str) -> Gaussian | None:
         key, term = self._terms.get((step, kind), ("", None))
         return term if key == settings.kernel(kind) else None
 
-    def _learn_pace(self, name: str, seconds: float, work: int) -> None:
-        """Expect the next computation to be as fast as the last ones."""
-        setattr(self, name, 0.5 * getattr(self, name) + 0.5 * seconds / max(1, work))
-
-    @staticmethod
-    def _at(values: Pixels, step: int) -> Pixels:
-        return values if step == 1 else np.ascontiguousarray(values[::step, ::step])
-
     def _iou(self, labels: NDArray[np.int64], step: int) -> float | None:
         if self.truth is None:
             return None
         return mean_iou(count_regions(self.truth[::step, ::step], labels, self.n_labels))
+
+
+def _thinned(values: Pixels, step: int) -> Pixels:
+    return values if step == 1 else np.ascontiguousarray(values[::step, ::step])
+
+
+def _pace(before: float, seconds: float, work: int) -> float:
+    """Expect the next computation to be as fast as the last ones."""
+    return 0.5 * before + 0.5 * seconds / max(1, work)
 
 
 def _used(settings: DenseSettings) -> Sequence[str]:
@@ -315,10 +312,78 @@ def warm_up() -> None:
         image = rng.integers(0, 255, (64, 64, 3)).astype(np.uint8)
         p = rng.dirichlet(np.ones(n_labels), (64, 64)).astype(np.float32)
         session = StudioSession(StudioInputs(image, p))
-        session.compute(replace(session.job(), scribbles=_one_stroke()))
+        session.strokes.append(Stroke(1, [(0.1, 0.1), (0.2, 0.1)], 1.0))
+        session.compute(session.job())
 
 
-def _one_stroke() -> NDArray[np.int64]:
-    out = np.full((64, 64), 255)
-    out[3, 3:9] = 1
-    return out
+# ---- computations off the event loop ----
+
+
+class Worker:
+    """Runs a session's jobs one after another.
+
+    While settings change, each preview is finished and shown, so that the page follows; a
+    computation at full resolution is given up as soon as there are newer settings.
+
+    Args:
+        session: The session.
+        show: Called with each outcome and the number of its request, in the event loop.
+        progress: Called with the iteration and F at full resolution, in the thread that computes.
+        fail: Called with an exception, in the event loop.
+    """
+
+    def __init__(
+        self,
+        session: StudioSession,
+        show: Callable[[StudioOutcome, int], object],
+        progress: Callable[[int, float], object],
+        fail: Callable[[Exception], object],
+    ) -> None:
+        self.session, self.show, self.progress, self.fail = session, show, progress, fail
+        self.version = 0
+        """Number of the latest request."""
+        self.closed = False
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is being computed."""
+        return not (self._task is None or self._task.done())
+
+    def request(self) -> None:
+        """The session has changed: compute it, soon."""
+        self.version += 1
+        if not self.busy and not self.closed:
+            self._task = asyncio.get_running_loop().create_task(self._work())
+
+    def close(self) -> None:
+        """Give up what is running, and start nothing more."""
+        self.closed = True
+
+    async def _work(self) -> None:
+        done = -1
+        while done != self.version and not self.closed:
+            done = self.version
+            try:
+                await self._stages(done)
+            except Exception as error:  # the page says so, and the next request is computed
+                if not self.closed:
+                    self.fail(error)
+
+    async def _stages(self, version: int) -> None:
+        job = self.session.job()
+        steps = self.session.steps(job)
+        for number, step in enumerate(steps):
+            last = number == len(steps) - 1
+            preview = not last or len(steps) == 1  # short: always finished
+
+            def stale(preview: bool = preview) -> bool:
+                return self.closed or (not preview and self.version != version)
+
+            progress, thinned = self.progress if last else None, replace(job, step=step)
+            outcome = await asyncio.to_thread(self.session.compute, thinned, stale, progress)
+            if outcome is None or self.closed:
+                return
+            self.show(outcome, version)
+            if self.version != version:
+                return

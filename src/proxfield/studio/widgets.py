@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,19 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from nicegui import run, ui
 
-from proxfield.core.common.records import Record
 from proxfield.errors import ProxfieldError, one_line
 from proxfield.images.settings import DenseSettings
-from proxfield.studio.inputs import StudioInputs, demo_inputs
-from proxfield.studio.uploads import Upload, read_uploads
+from proxfield.studio.inputs import StudioInputs, Upload, demo_inputs, read_uploads
 
 if TYPE_CHECKING:
     from proxfield.studio.page import Page
 
 log = logging.getLogger("proxfield")
-
-THROTTLE_SECONDS = 0.05
-"""A slider reports its moves at most so often."""
 
 
 @dataclass(frozen=True)
@@ -77,28 +72,6 @@ def labelled(text: str) -> Iterator[Any]:
         yield value
 
 
-def add_slider(
-    control: Control, settings: DenseSettings, change: Callable[[str, float], None]
-) -> tuple[Any, Any]:
-    """A slider, and the label for its value.
-
-    Args:
-        control: What it is for.
-        settings: The settings to begin with.
-        change: Called with the name and the value when the user moves it.
-    """
-    with labelled(control.text) as value:
-        bounds: Record = control.range(settings)
-        slider = ui.slider(**bounds, value=control.value(settings))
-        slider.props(f'aria-label="{control.text}" data-setting={control.name}')
-        slider.on(
-            "update:model-value",
-            lambda e: change(control.name, float(e.args)),
-            throttle=THROTTLE_SECONDS,
-        )
-    return slider, value
-
-
 # ---- files of the browser ----
 
 
@@ -127,7 +100,9 @@ class OpenDialog:
                 self.uploads.append(self._upload("truth", "True labels (optional)", limit))
             with ui.element("div").classes("pf-actions"):
                 ui.button("Open", on_click=self._open).props("no-caps unelevated")
-                ui.button("Generated scene", on_click=self._demo).props("no-caps flat")
+                ui.button("Generated scene", on_click=lambda: self._replace(demo_inputs())).props(
+                    "no-caps flat"
+                )
                 ui.button("Cancel", on_click=self.dialog.close).props("no-caps flat")
 
     def open(self) -> None:
@@ -162,21 +137,12 @@ class OpenDialog:
         studio = self.page.studio
         try:
             inputs = await run.io_bound(
-                read_uploads,
-                self.given["image"],
-                self.given["unary"],
-                self.kind.value,
-                studio.folder,
-                studio.max_bytes,
-                truth=self.given.get("truth"),
+                read_uploads, self.given.copy(), self.kind.value, studio.folder, studio.max_bytes
             )
             if inputs is not None:  # None: the server is closing
                 self._replace(inputs)
         except Exception as error:  # bad files are the user's to mend
             self.page.notify(explain(error))
-
-    def _demo(self) -> None:
-        self._replace(demo_inputs())
 
     def _replace(self, inputs: StudioInputs) -> None:
         self.page.replace(inputs)

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import proxfield as pf
-from proxfield.bench.peers.elimination import Elimination, elimination_order
-from proxfield.bench.peers.graph import factor_graph
+from proxfield.bench.peers.graph import Elimination, elimination_order, factor_graph
 from proxfield.errors import InputError, UnsupportedError
 from proxfield.generate import grid, grid_edges
 from proxfield.testing import enumerate_field

@@ -11,11 +11,10 @@ import pytest
 
 import proxfield as pf
 from proxfield.bench.peers.base import LogZKind, Peer, Question
-from proxfield.bench.peers.elimination import Elimination
-from proxfield.bench.peers.graph import factor_graph
+from proxfield.bench.peers.graph import Elimination, factor_graph
 from proxfield.bench.peers.measure import answer
+from proxfield.bench.peers.problems import make_scene
 from proxfield.bench.peers.registry import PEERS
-from proxfield.bench.peers.scenes import make_scene
 from proxfield.generate import grid_edges
 
 MEAN_FIELD = ("proxfield", "pyGMs NMF")

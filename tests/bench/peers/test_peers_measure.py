@@ -10,8 +10,7 @@ import proxfield as pf
 from proxfield.bench.peers import measure
 from proxfield.bench.peers.base import Answer, LogZKind, Peer, Question
 from proxfield.bench.peers.measure import PeerCase, answer, make_record, run_cases, scene_cases
-from proxfield.bench.peers.models import generated_models
-from proxfield.bench.peers.scenes import make_scene
+from proxfield.bench.peers.problems import generated_models, make_scene
 from proxfield.bench.peers.tables import make_tables
 from proxfield.bench.suites import Reference
 

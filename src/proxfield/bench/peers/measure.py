@@ -18,8 +18,7 @@ import numpy as np
 import psutil
 
 from proxfield.bench.peers.base import Answer, LogZKind, Peer, Question
-from proxfield.bench.peers.models import best_energy
-from proxfield.bench.peers.scenes import VOID, NoisyScene, exact_labels
+from proxfield.bench.peers.problems import VOID, NoisyScene, best_energy, exact_labels
 from proxfield.bench.suites import Instance, Reference
 from proxfield.core.common.records import Record
 from proxfield.core.jobs.processes import THREAD_VARIABLES
@@ -72,17 +71,13 @@ def model_cases(
 ) -> list[PeerCase]:
     """The cases of some models with exact answers."""
     out = []
-    for instance in instances:
-        field = instance.make()
-        if Question.INFERENCE in tasks and instance.reference is not None:
-            exact = instance.reference()
-            out.append(
-                PeerCase(Question.INFERENCE, instance.suite, instance.name, field, exact, slack)
-            )
-        if Question.MAP in tasks:
-            energy = best_energy(field)
-            if energy is not None:
-                out.append(PeerCase(Question.MAP, instance.suite, instance.name, field, energy))
+    for i in instances:
+        field = i.make()
+        if Question.INFERENCE in tasks and i.reference is not None:
+            exact = i.reference()
+            out.append(PeerCase(Question.INFERENCE, i.suite, i.name, field, exact, slack))
+        if Question.MAP in tasks and (energy := best_energy(field)) is not None:
+            out.append(PeerCase(Question.MAP, i.suite, i.name, field, energy))
     return out
 
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from proxfield.bench.peers import tools
 from proxfield.bench.peers.base import Answer, LogZKind, Peer, Question, Run
-from proxfield.bench.peers.elimination import Elimination
-from proxfield.bench.peers.graph import factor_graph
-from proxfield.bench.peers.scenes import SETTINGS, UPDATES, NoisyScene
+from proxfield.bench.peers.graph import Elimination, factor_graph
+from proxfield.bench.peers.problems import SETTINGS, UPDATES, NoisyScene
+from proxfield.core.common.records import Record
 from proxfield.core.solve.infer import infer_one
 from proxfield.core.solve.request import Request
 from proxfield.core.solve.rules.base import Rule
@@ -91,8 +91,8 @@ def _dense(task: Question, scene: NoisyScene, budget: float) -> Run:
 
 INFERENCE, MAP, DENSE = ((task,) for task in Question)
 BOTH = (*INFERENCE, *MAP)
-_GMS = {"package": "pygms", "module": "pygms"}
-_DWAVE = {"package": "dwave-samplers", "module": "dwave.samplers"}
+_GMS: Record = {"package": "pygms", "module": "pygms"}
+_DWAVE: Record = {"package": "dwave-samplers", "module": "dwave.samplers"}
 
 PEERS: tuple[Peer, ...] = (
     *(
@@ -111,8 +111,14 @@ PEERS: tuple[Peer, ...] = (
         'pip install --no-deps pgmax && pip install "jax<0.5" joblib matplotlib tqdm',
         compiles=True,
     ),
-    Peer("pyGMs LBP", INFERENCE, "loopy belief propagation, Bethe log Z", tools.loopy_bp, **_GMS),
-    Peer("pyGMs NMF", INFERENCE, "naive mean field", tools.naive_mean_field, **_GMS),
+    Peer(
+        "pyGMs LBP", INFERENCE, "loopy belief propagation, Bethe log Z",
+        partial(tools.gms_messages, function="LBP", kind=LogZKind.ESTIMATE), **_GMS,
+    ),
+    Peer(
+        "pyGMs NMF", INFERENCE, "naive mean field",
+        partial(tools.gms_messages, function="NMF", kind=LogZKind.LOWER), **_GMS,
+    ),
     Peer(
         "pyGMs WMB", INFERENCE, f"weighted mini-buckets, iBound {tools.CLIQUE_SIZE}",
         tools.mini_buckets, **_GMS,

@@ -70,7 +70,6 @@ def _by_family(
     title: str, records: Sequence[Record], key: str, show: Callable[[float], str]
 ) -> TextTable:
     """A row per family, a column per peer that has the number somewhere: mean, or median time."""
-    average = np.median if key == "seconds" else np.mean
     peers = _unique([r for r in records if key in r], "peer")
     peers = [p for p in _unique(records, "peer") if p in peers]
     rows = []
@@ -81,7 +80,9 @@ def _by_family(
         for peer in peers:
             runs = [r for r in here if r["peer"] == peer]
             values = [float(r[key]) for r in runs if key in r]
-            text = show(float(average(values))) if values else MISSING
+            text = MISSING
+            if values:
+                text = show(float(np.median(values) if key == "seconds" else np.mean(values)))
             failed = len(runs) - len(values)
             cells.append(f"{text} ({len(values)}/{len(runs)})" if values and failed else text)
         rows.append((f"{family} ({count})", *cells))

@@ -14,7 +14,7 @@ import numpy as np
 
 from proxfield.bench.peers.base import Answer, LogZKind, Question, Run
 from proxfield.bench.peers.graph import Factor, FactorGraph, factor_graph
-from proxfield.bench.peers.scenes import SETTINGS, UPDATES, NoisyScene
+from proxfield.bench.peers.problems import SETTINGS, UPDATES, NoisyScene
 from proxfield.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -51,27 +51,21 @@ def gms_model(graph: FactorGraph) -> tuple[Any, list[Any], float]:
     return pygms.GraphModel(factors), variables, lacking
 
 
-def loopy_bp(task: Question, field: Field, budget: float) -> Run:
-    """Sum-product of pyGMs; its log Z is Bethe's approximation, which is no bound."""
-    from pygms.messagepass import LBP
+def gms_messages(
+    task: Question, field: Field, budget: float, *, function: str, kind: LogZKind
+) -> Run:
+    """A function of pyGMs that iterates and returns log Z and a belief per variable.
 
-    return gms_messages(field, LBP, LogZKind.ESTIMATE)
+    Of loopy belief propagation (LBP), log Z is Bethe's approximation, which is no bound; NMF is
+    coordinate ascent.
+    """
+    from pygms import messagepass
 
-
-def naive_mean_field(task: Question, field: Field, budget: float) -> Run:
-    """Coordinate ascent of pyGMs."""
-    from pygms.messagepass import NMF
-
-    return gms_messages(field, NMF, LogZKind.LOWER)
-
-
-def gms_messages(field: Field, function: Any, kind: LogZKind) -> Run:
-    """A function of pyGMs that iterates and returns log Z and a belief per variable."""
     graph = factor_graph(field)
     model, _, lacking = gms_model(graph)
 
     def run() -> Answer:
-        log_z, beliefs = function(model, maxIter=GMS_ITERATIONS)
+        log_z, beliefs = getattr(messagepass, function)(model, maxIter=GMS_ITERATIONS)
         marginals = graph.expand([belief.table for belief in beliefs])
         return Answer(marginals, float(log_z) + lacking, kind)
 

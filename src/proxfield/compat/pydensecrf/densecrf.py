@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from enum import IntEnum
 from numbers import Number
 from typing import Any, TypeVar
@@ -11,9 +13,14 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.compat.pydensecrf import _engine, eigen
+from proxfield.compat import pydensecrf as settings
+from proxfield.compat.pydensecrf import eigen
 from proxfield.compat.pydensecrf.eigen import MatrixXf, as_matrix, check_float32
+from proxfield.core.engines.base import softmax_rows
+from proxfield.core.terms import unary
 from proxfield.core.terms.gaussian import Gaussian
+from proxfield.field import Field
+from proxfield.images.trials import FieldUpdates
 
 __all__ = [
     "CONST_KERNEL",
@@ -34,6 +41,12 @@ __all__ = [
 ]
 
 Self = TypeVar("Self", bound="DenseCRF")
+FILTER = "lattice"
+"""The filter of every pairwise term; the original knows this one only."""
+MAX_SERIAL_ENERGIES = 50_000
+"""Entries up to which one thread does: waking others costs more than they save."""
+TINY = 1e-20
+"""What a probability of 0 counts as in a logarithm."""
 
 
 class KernelType(IntEnum):
@@ -53,13 +66,8 @@ class NormalizationType(IntEnum):
     NORMALIZE_SYMMETRIC = 3
 
 
-CONST_KERNEL = KernelType.CONST_KERNEL
-DIAG_KERNEL = KernelType.DIAG_KERNEL
-FULL_KERNEL = KernelType.FULL_KERNEL
-NO_NORMALIZATION = NormalizationType.NO_NORMALIZATION
-NORMALIZE_BEFORE = NormalizationType.NORMALIZE_BEFORE
-NORMALIZE_AFTER = NormalizationType.NORMALIZE_AFTER
-NORMALIZE_SYMMETRIC = NormalizationType.NORMALIZE_SYMMETRIC
+CONST_KERNEL, DIAG_KERNEL, FULL_KERNEL = KernelType
+NO_NORMALIZATION, NORMALIZE_BEFORE, NORMALIZE_AFTER, NORMALIZE_SYMMETRIC = NormalizationType
 
 NORMALIZATIONS = ("none", "before", "after", "symmetric")
 """proxfield's words for `NormalizationType`."""
@@ -123,7 +131,7 @@ class DenseCRF:
         if self._n < 0 or self._labels < 1:
             raise ValueError(f"{nvar} variables with {nlabels} labels: expected 0 and 1 or more")
         self._energies = np.zeros((self._n, self._labels), dtype=np.float32)
-        self._finite = True
+        self._checked = True
         self._pairwise = []
         self._compiled = None
         return self
@@ -131,9 +139,9 @@ class DenseCRF:
     _n: int
     _labels: int
     _energies: NDArray[np.float32]  # (N, L)
-    _finite: bool
+    _checked: bool
     _pairwise: list[Gaussian]
-    _compiled: _engine.DenseUpdates | None
+    _compiled: FieldUpdates | None
 
     # ---- the model ----
 
@@ -156,21 +164,23 @@ class DenseCRF:
             f: With it, the energies are u @ f.  # (k, N), and u is (L, k)
         """
         energies = as_float32(u, "u") if f is None else LogisticUnary(u, f).energies
-        if energies.shape not in self._unary_shapes(energies):
+        if not self._fits(energies.shape):
             raise ValueError(
                 f"Bad shape for unary energy (Need ({self._labels}, {self._n}), "
                 f"got {energies.shape})"
             )
-        flat = energies.reshape(self._labels, self._n)
-        self._energies, self._finite = _engine.by_variable(flat)
+        from proxfield.core.compiled.jit import threads_for
+        from proxfield.core.engines.numba.dense import transpose
+
+        self._energies = np.empty((self._n, self._labels), dtype=np.float32)
+        with _threads(), threads_for(energies.size):
+            flat = energies.reshape(self._labels, self._n)
+            self._checked = bool(transpose(flat, self._energies))  # whether all are finite
         self._compiled = None
 
-    def _unary_shapes(self, energies: NDArray[np.float32]) -> list[tuple[int, ...]]:
-        """Shapes of unary energies that are welcome."""
-        flat = (self._labels, self._n)
-        rest = energies.shape[1:]
-        fits = energies.ndim > 2 and int(np.prod(rest)) == self._n
-        return [flat, (self._labels, *rest)] if fits else [flat]
+    def _fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether unary energies of a shape are welcome."""
+        return len(shape) > 1 and (shape[0], math.prod(shape[1:])) == (self._labels, self._n)
 
     def addPairwiseEnergy(
         self,
@@ -208,17 +218,46 @@ class DenseCRF:
             table,
             normalization=how,
             self_message=True,
-            filter=_engine.FILTER,
+            filter=FILTER,
         )
-        self._pairwise.append(_engine.built(term))
+        with _threads():
+            self._pairwise.append(term.build(drop_features=True))
         self._compiled = None
 
     # ---- inference ----
 
-    def _solver(self) -> _engine.DenseUpdates:
+    def _check(self) -> None:
+        """Every variable needs a possible label, and energies that are numbers."""
+        if self._checked:
+            return
+        bad = np.flatnonzero(~np.isfinite(self._energies.min(axis=1, initial=np.inf)))
+        if len(bad):
+            raise ValueError(
+                f"variable {bad[0]} has a unary energy of NaN or -inf, or +inf throughout"
+            )
+        self._checked = True
+
+    def _advance(self, q: NDArray[np.float32], n: int) -> NDArray[np.float32]:
+        """Marginals after some updates, perhaps in the array given.  # (N · L,) -> (N · L,)
+
+        The step is the full one, the original's, wherever that can't oscillate (attractive
+        compatibilities); otherwise it is damped as much as the curvature asks for. Without
+        pairwise terms, one update gives what the unary energies alone do.
+        """
+        self._check()
+        if not self._pairwise:
+            return self._unary_only()
         if self._compiled is None:
-            self._compiled = _engine.DenseUpdates(self._energies, self._pairwise, self._finite)
-        return self._compiled
+            serial = self._energies.size <= MAX_SERIAL_ENERGIES
+            terms = [unary.Unary(self._energies), *self._pairwise]
+            field = Field(self._n, self._labels, terms)
+            self._compiled = FieldUpdates(field, settings.THREADS or (1 if serial else None))
+        return self._compiled.make(self._compiled.program.take(q[None]), n)
+
+    def _unary_only(self) -> NDArray[np.float32]:
+        """Marginals that the unary energies alone give.  # (N · L,)"""
+        self._check()
+        return softmax_rows(self._energies.reshape(-1), self._labels)
 
     def inference(self, niter: int) -> MatrixXf:
         """Marginals after some parallel updates, from softmax(−U); ``np.array`` reads them.
@@ -229,9 +268,8 @@ class DenseCRF:
         Returns:
             Q, one column a variable.  # (L, N)
         """
-        solver, n = self._solver(), int(niter)
-        q = solver.advance(solver.unary_only, n) if n > 0 else solver.unary_only
-        return as_matrix(q, self._labels)
+        q, n = self._unary_only(), int(niter)
+        return as_matrix(self._advance(q, n) if n > 0 else q, self._labels)
 
     def startInference(self) -> tuple[MatrixXf, MatrixXf, MatrixXf]:
         """softmax(−U), and two matrices that `stepInference` takes and doesn't need."""
@@ -240,7 +278,7 @@ class DenseCRF:
     def stepInference(self, Q: MatrixXf, tmp1: object = None, tmp2: object = None) -> None:
         """One update of Q, in place."""
         flat = self._flat(Q)
-        flat[:] = self._solver().advance(flat, 1)
+        flat[:] = self._advance(flat, 1)
 
     def klDivergence(self, Q: MatrixXf) -> float:
         """What the original returns: Σ Q log Q + ⟨U, Q⟩ + Σ_k ⟨Q, μ_k K_k Q⟩.
@@ -249,7 +287,15 @@ class DenseCRF:
         log Z. Nor is it what the updates decrease. That is F, with half the last sum:
         ``proxfield.infer(field).free_energy``, and −F is a lower bound on log Z.
         """
-        return self._solver().divergence(self._flat(Q))
+        self._check()
+        rows = np.asarray(self._flat(Q), dtype=np.float64).reshape(self._n, self._labels)
+        positive = rows > 0
+        total = float((rows * np.log(np.maximum(rows, TINY))).sum())
+        total += float((rows[positive] * self._energies[positive]).sum())
+        for term in self._pairwise:
+            compatibility = term.compatibility(self._labels)
+            total += float((rows * (term.operate(rows) @ compatibility)).sum())
+        return total
 
     def _flat(self, Q: MatrixXf) -> NDArray[np.float32]:
         """The memory of Q, variable by variable.  # (N · L,)"""
@@ -286,8 +332,8 @@ class DenseCRF2D(DenseCRF):
     _w: int
     _h: int
 
-    def _unary_shapes(self, energies: NDArray[np.float32]) -> list[tuple[int, ...]]:
-        return [(self._labels, self._n), (self._labels, self._h, self._w)]
+    def _fits(self, shape: tuple[int, ...]) -> bool:
+        return shape in ((self._labels, self._n), (self._labels, self._h, self._w))
 
     def addPairwiseGaussian(
         self,
@@ -354,6 +400,13 @@ class DenseCRF2D(DenseCRF):
         sx, sy = deviations(sxy, 2, "sxy")
         out[..., 0] = np.arange(self._w, dtype=np.float32) / sx
         out[..., 1] = np.arange(self._h, dtype=np.float32)[:, None] / sy
+
+
+def _threads() -> AbstractContextManager[None]:
+    """Lets kernels use as many threads as the setting says, or all cores."""
+    from proxfield.core.compiled.jit import max_threads, thread_count
+
+    return thread_count(settings.THREADS or max_threads())
 
 
 def as_float32(value: ArrayLike, name: str) -> NDArray[np.float32]:
