@@ -164,6 +164,7 @@ def make_report(data: ReportData) -> str:
     charts = Charts()
     people, inpainting, segmentation = data.people, data.inpainting, data.segmentation
     curves = [*data.curves, *(inpainting.curves if inpainting else [])]
+    commands = [str(meta["command"]) for meta in data.metas if "command" in meta]
     context: Record = {
         "title": TITLE,
         "about": _about(data),
