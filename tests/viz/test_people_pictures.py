@@ -18,8 +18,7 @@ from proxfield.viz.people import (
     probability_colors,
     write_picture,
 )
-from proxfield.viz.plots import save_figure
-from proxfield.viz.quality import RuleCurve, quality_figure
+from proxfield.viz.plots import RuleCurve, quality_figure, save_figure
 from proxfield.viz.sheets import contact_sheet
 from proxfield.viz.video import write_video
 

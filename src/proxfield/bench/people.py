@@ -210,7 +210,7 @@ def chart_id(table: Table, what: str) -> str:
 
 def people_figures(tables: Sequence[Table]) -> dict[str, Figure]:
     """F and MODA against passes for print, by file name."""
-    from proxfield.viz.quality import RuleCurve, quality_figure  # imports matplotlib
+    from proxfield.viz.plots import RuleCurve, quality_figure  # imports matplotlib
 
     out = {}
     for table in tables:

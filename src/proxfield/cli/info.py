@@ -22,8 +22,7 @@ from proxfield.field import Field
 def info(options: Options) -> None:
     """Run the command."""
     with Display() as display:
-        display.phase(f"reading {options.model}")
-        loaded = load(options)
+        loaded = load(options, display)
         display.phase("lowering")
         lowered = loaded.field.lower()
         data = {**sizes(loaded), "structure": structure(lowered)}
@@ -127,7 +126,7 @@ def curvature(field: Field, lowered: Lowered) -> Record | None:
 
 
 def describe(data: Record) -> list[tuple[str, str]]:
-    """The same for people: what is absent isn't mentioned."""
+    """What was found, as rows for people; what is absent isn't mentioned."""
     low, high = data["n_labels_min"], data["n_labels_max"]
     s, c = data["structure"], data["curvature"]
     observed = f", {data['n_observed']} observed" if data["n_observed"] else ""
