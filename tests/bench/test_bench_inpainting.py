@@ -288,7 +288,7 @@ def test_all_experiments_share_a_folder(
     assert (last["segmentation"], last["exact"]) == ("out/segmentation.jsonl", "generated")
     assert (first["frames"], first["results"], first["threads"]) == (4, "out/people.jsonl", 1)
     assert (second["count"], second["models"]) == (3, "out/models")
-    assert second["budgets"] == "0.05,0.3,3"
+    assert second["budgets"] == [0.05, 0.3, 3.0]
     assert (last["data"], last["report"]) == ("d", "out/report.html")
     assert (last["people"], last["inpainting"]) == ("out/people.jsonl", "out/inpainting.jsonl")
     assert last["tol"] == 1e-6 and last["rules"] is None

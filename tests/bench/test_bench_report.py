@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from proxfield.viz.style import RULE_STYLES, rule_style
+from proxfield.viz.charts import RULE_STYLES, rule_style
 
 RULES = ("sweep", "fixed", "momentum")
 QUICK = ("--budgets", "0.01,0.02", "--rules", ",".join(RULES), "--threads", "1")

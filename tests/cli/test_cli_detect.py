@@ -402,7 +402,7 @@ def test_rectangles_are_kept_and_never_stale(invoke: Invoke, made: Path, monkeyp
 
 
 def test_interrupted_in_the_middle(invoke: Invoke, made: Path, monkeypatch: Any) -> None:
-    from proxfield.cli import detect_run
+    from proxfield.cli import detect as detecting
 
     usual = Detector.detect
 
@@ -411,12 +411,12 @@ def test_interrupted_in_the_middle(invoke: Invoke, made: Path, monkeypatch: Any)
             raise KeyboardInterrupt
         return usual(self, *args, **extra)
 
-    monkeypatch.setattr(detect_run.Detector, "detect", stop)
+    monkeypatch.setattr(detecting.Detector, "detect", stop)
     done = invoke("detect", *CALIBRATED, "-o", "out")
     assert done.exit_code == 130
     assert "interrupted; 2 frames are left, run the same again to go on" in done.stderr
     assert Detections.load("out/detections.csv").frames.tolist() == [0, 1]
-    monkeypatch.setattr(detect_run.Detector, "detect", usual)
+    monkeypatch.setattr(detecting.Detector, "detect", usual)
     assert run(invoke, *CALIBRATED, "-o", "out")["skipped"] == 2
 
 
@@ -572,7 +572,7 @@ def test_videos(invoke: Invoke, made: Path) -> None:
 def test_a_video_with_fewer_frames_than_its_header_says(
     invoke: Invoke, made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from proxfield.cli import detect_inputs
+    from proxfield.cli import detect_frames
     from proxfield.io.video import EndOfVideoError
 
     class Short:
@@ -587,7 +587,7 @@ def test_a_video_with_fewer_frames_than_its_header_says(
                 raise EndOfVideoError(f"frame {frame} is missing", 4)
             return [np.zeros((72, 96))] * 3
 
-    monkeypatch.setattr(detect_inputs, "VideoMasks", Short)
+    monkeypatch.setattr(detect_frames, "VideoMasks", Short)
     whole = ("made/scene.pom", "--video", "%c.avi", "-o", "out", "--passes", "1")
     pom = Path("made/scene.pom")
     lines = [x for x in pom.read_text().splitlines() if not x.startswith("PROCESS")]

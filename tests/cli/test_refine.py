@@ -569,8 +569,7 @@ def test_a_job_that_is_ended_from_outside(
 
 
 def test_memory_is_estimated_from_headers(work: Callable[..., Any]) -> None:
-    from proxfield.cli.refine_files import Pair
-    from proxfield.cli.refine_many import bytes_needed, stored_shape
+    from proxfield.cli.refine_files import Pair, bytes_needed, stored_shape
 
     np.savez_compressed("p.npz", probabilities=np.zeros((21, 200, 300), dtype=np.float16))
     Path("broken.npy").write_text("broken")

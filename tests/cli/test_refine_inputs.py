@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 import proxfield as pf
-from proxfield.cli.refine_inputs import in_options
+from proxfield.cli.running import in_options
 from proxfield.io.images import read_labels
 
 SIZE = (20, 30)
@@ -493,7 +493,7 @@ def test_geotiff_without_rasterio(
 ) -> None:
     image, _ = scene()
     save_geotiff("scene.tif", image, photometric="RGB")
-    for module in ("refine_one", "refine_files"):
+    for module in ("refine_images", "refine_files"):
         monkeypatch.setattr(f"proxfield.cli.{module}.has_rasterio", lambda: False)
     result = refined(work, "scene.tif", "--logits", "logits.npy", "-o", "out")
     assert "place on Earth isn't kept" in result.stderr and "proxfield[geo]" in result.stderr

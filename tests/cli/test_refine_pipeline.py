@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from proxfield.cli import refine_many
+from proxfield.cli import refine_images
 from proxfield.cli.progress import Counter
 from proxfield.cli.refine_files import Pair
-from proxfield.cli.refine_one import ImageWork, refine_one
+from proxfield.cli.refine_images import ImageWork, refine_one
 from proxfield.core.solve.rules.registry import make_rule
 
 COUNT = 7
@@ -42,7 +42,7 @@ def pairs(tmp_path: Path) -> list[Pair]:
 
 def run(pairs: list[Pair], ahead: int = 3) -> Iterator[Any]:
     with Counter(len(pairs)) as display:
-        yield from refine_many.run_pipeline(pairs, WORK, ahead, display)
+        yield from refine_images.run_pipeline(pairs, WORK, ahead, display)
 
 
 @pytest.mark.parametrize("ahead", [1, 3, 50])
@@ -62,14 +62,14 @@ def test_a_failure_loses_no_other_image(pairs: list[Pair], monkeypatch: pytest.M
     """One that can't be read, one that can't be computed, one that can't be written."""
     pairs[1].unary.write_bytes(b"nonsense")
     np.save(pairs[3].unary, np.full((6, 8, 3), 2.0, dtype=np.float32))
-    write = refine_many.write_one
+    write = refine_images.write_one
 
     def failing(pair: Pair, *rest: Any) -> Any:
         if pair is pairs[5]:
             raise OSError("no space left")
         return write(pair, *rest)
 
-    monkeypatch.setattr(refine_many, "write_one", failing)
+    monkeypatch.setattr(refine_images, "write_one", failing)
     found = list(run(pairs))
     assert [r["image"] for r in found] == [str(pair.image) for pair in pairs]
     assert [k for k, r in enumerate(found) if r["error"] is not None] == [1, 3, 5]
@@ -82,7 +82,7 @@ def test_files_are_read_while_others_are_computed(
 ) -> None:
     """And never more of them than may be held."""
     lock, held, most = threading.Lock(), 0, 0
-    read, compute = refine_many.read_one, refine_many.compute_one
+    read, compute = refine_images.read_one, refine_images.compute_one
     seen = []
 
     def counted(*args: Any) -> Any:
@@ -100,9 +100,9 @@ def test_files_are_read_while_others_are_computed(
             held -= 1
         return compute(*args, **more)
 
-    monkeypatch.setattr(refine_many, "threads_for", lambda _: 4)
-    monkeypatch.setattr(refine_many, "read_one", counted)
-    monkeypatch.setattr(refine_many, "compute_one", slow)
+    monkeypatch.setattr(refine_images, "threads_for", lambda _: 4)
+    monkeypatch.setattr(refine_images, "read_one", counted)
+    monkeypatch.setattr(refine_images, "compute_one", slow)
     assert len(list(run(pairs, 3))) == COUNT
     assert max(seen) > 1
     assert most <= 4  # the one that is computed, and three
@@ -110,14 +110,14 @@ def test_files_are_read_while_others_are_computed(
 
 def test_interrupted_between_images(pairs: list[Pair], monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing half-written, nothing begun after it, and no thread left."""
-    compute, before = refine_many.compute_one, threading.active_count()
+    compute, before = refine_images.compute_one, threading.active_count()
 
     def stopping(pair: Pair, *rest: Any, **more: Any) -> Any:
         if pair is pairs[3]:
             raise KeyboardInterrupt
         return compute(pair, *rest, **more)
 
-    monkeypatch.setattr(refine_many, "compute_one", stopping)
+    monkeypatch.setattr(refine_images, "compute_one", stopping)
     found: list[Any] = []
     with pytest.raises(KeyboardInterrupt):
         found.extend(run(pairs, 2))
@@ -140,12 +140,12 @@ def test_only_for_several_images_on_a_gpu(
         taken.append(len(pairs))
         return iter([])
 
-    monkeypatch.setattr(refine_many, "run_on_gpu", note)
+    monkeypatch.setattr(refine_images, "run_on_gpu", note)
     there = ImageWork(run={**RUN, "device": "cuda"})
     with Counter(COUNT) as display:
-        list(refine_many.run_all(pairs, there, 1, display))
+        list(refine_images.run_all(pairs, there, 1, display))
         assert taken == [COUNT]
-        list(refine_many.run_all(pairs[:2], WORK, 1, display))
+        list(refine_images.run_all(pairs[:2], WORK, 1, display))
     assert taken == [COUNT]
 
 

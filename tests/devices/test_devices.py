@@ -11,7 +11,7 @@ import pytest
 from devices_added import ADDED, AddedDevice
 
 import proxfield as pf
-from proxfield.cli.doctor import graphics
+from proxfield.cli.installation import graphics
 from proxfield.core.devices import cuda
 from proxfield.core.devices.base import DEVICES, CpuDevice, Device, find
 from proxfield.core.devices.cuda import CudaDevice

@@ -15,8 +15,7 @@ import pytest
 import proxfield as pf
 from helpers import repulsive_grid
 from proxfield.bench.peers.problems import read_scenes
-from proxfield.cli.refine_files import Pair
-from proxfield.cli.refine_many import PROCESS_BYTES, bytes_needed
+from proxfield.cli.refine_files import PROCESS_BYTES, Pair, bytes_needed
 from proxfield.io import images
 from proxfield.io.files import naming_damage
 from proxfield.io.npy import map_array, stored_shape

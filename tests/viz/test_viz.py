@@ -15,8 +15,7 @@ from proxfield.errors import InputError, MissingDependencyError
 from proxfield.generate import grid
 from proxfield.result import Trace
 from proxfield.viz import convergence_figure, save_figure
-from proxfield.viz.charts import _spread
-from proxfield.viz.style import rule_style
+from proxfield.viz.charts import _spread, rule_style
 
 pytest.importorskip("matplotlib")
 

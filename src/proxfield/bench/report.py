@@ -29,10 +29,9 @@ from proxfield.core.common.records import Record
 from proxfield.core.solve.rules.registry import RULES
 from proxfield.errors import MissingDependencyError
 from proxfield.io.files import atomic_write
-from proxfield.viz.charts import Chart
+from proxfield.viz.charts import Chart, rule_style
 from proxfield.viz.page import dark_colors, page_chart, page_style
 from proxfield.viz.plots import show_energy
-from proxfield.viz.style import rule_style
 
 if TYPE_CHECKING:
     from jinja2 import Environment

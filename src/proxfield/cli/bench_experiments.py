@@ -1,21 +1,17 @@
-"""``proxfield bench people``, ``inpainting``, ``segmentation`` and ``all``."""
+"""The experiments of ``proxfield bench``: the paper's tables, its figure, and all of them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
 
+from proxfield.bench import inpainting as characters
+from proxfield.bench import paper as table1
+from proxfield.bench import segmentation as scenes
+from proxfield.bench import suites as model_sets
 from proxfield.bench.charts import make_curves
-from proxfield.bench.inpainting import (
-    Inpainting,
-    Training,
-    draw_characters,
-    given_instances,
-    inpainting_tasks,
-    make_inpainting_tables,
-    trained_instances,
-)
 from proxfield.bench.people import draw_frame, make_people_tables
 from proxfield.bench.people_work import (
     Setting,
@@ -24,32 +20,18 @@ from proxfield.bench.people_work import (
     people_task,
     simulated_frames,
 )
-from proxfield.bench.segmentation import (
-    make_segmentation_tables,
-    scene_instances,
-    segmentation_rules,
-    segmentation_tasks,
-)
-from proxfield.bench.store import Store
-from proxfield.bench.suites import Instance
-from proxfield.bench.table import Experiment, Table
+from proxfield.bench.runner import Task, paper_task
+from proxfield.bench.store import Store, merge_metas, read_records
+from proxfield.bench.table import Block, Experiment, Table, budget_name, show
 from proxfield.cli import signals
-from proxfield.cli.bench_session import (
-    chosen_rules,
-    load_results,
-    make_settings,
-    note,
-    prepare_outputs,
-    print_blocks,
-    run_experiment,
-    stored_curves,
-)
+from proxfield.cli.bench_session import BenchSession, chosen_rules, note
 from proxfield.cli.commands import bench
 from proxfield.cli.options import Options
 from proxfield.cli.progress import Display
 from proxfield.cli.refine_files import make_folder
+from proxfield.cli.shared import number
 from proxfield.core.common.records import Record
-from proxfield.errors import InputError
+from proxfield.errors import InputError, ProxfieldError
 from proxfield.io.files import display_name
 
 REPORT = "report.html"
@@ -58,8 +40,7 @@ REPORT = "report.html"
 def people(options: Options) -> None:
     """Run ``bench people``."""
     passes, budgets = options.passes, options.budgets or []
-    outputs = prepare_outputs(options)
-    settings = make_settings(options)
+    session = BenchSession(options)
     rules = people_rules(options.rules)
     if options.data:
         frames = load_frames(options.data)
@@ -76,111 +57,223 @@ def people(options: Options) -> None:
 
     def report(tables: list[Table], _: Store) -> Record:
         pictures = []
-        if outputs.drawn:
-            pictures = draw_frame(frames[0].make(), settings_of[next(iter(rules))], settings)
+        if session.drawn:
+            pictures = draw_frame(
+                frames[0].make(), settings_of[next(iter(rules))], session.settings
+            )
         return {"people": Experiment(tables, pictures=pictures)}
 
-    run_experiment(
-        options,
-        outputs,
-        tasks,
-        make=lambda records: make_people_tables(records, passes, budgets),
-        summary=all_cells,
-        show=print_tables,
-        report=report,
-    )
+    run_tables(session, tasks, lambda records: make_people_tables(records, passes, budgets), report)
 
 
 def inpainting(options: Options) -> None:
     """Run ``bench inpainting``."""
-    rules = chosen_rules(options)
-    outputs = prepare_outputs(options)
-    settings = make_settings(options)
+    rules, session = chosen_rules(options), BenchSession(options)
     if options.count == 0 and options.data is None:
         raise click.UsageError("--count 0 without --data, expected models to run")
     instances = find_instances(options)
-    tasks = inpainting_tasks(instances, rules, options.budgets)
+    tasks = characters.inpainting_tasks(instances, rules, options.budgets)
 
     def report(tables: list[Table], store: Store) -> Record:
-        curves = stored_curves([t for t in tasks if t.kind == "trace"], store, settings, tasks)
-        pictures = draw_characters(instances, settings) if outputs.drawn else []
+        curves = session.curves([t for t in tasks if t.kind == "trace"], store, tasks)
+        pictures = characters.draw_characters(instances, session.settings) if session.drawn else []
         return {"inpainting": Experiment(tables, curves, pictures)}
 
-    run_experiment(
-        options,
-        outputs,
-        tasks,
-        make=make_inpainting_tables,
-        summary=all_cells,
-        show=print_tables,
-        report=report,
-    )
+    run_tables(session, tasks, characters.make_inpainting_tables, report)
 
 
-def find_instances(options: Options) -> list[Instance[Inpainting]]:
+def find_instances(options: Options) -> list[model_sets.Instance[characters.Inpainting]]:
     """The fields: trained here, and given; refuses bad files before anything is trained."""
-    given = [] if options.data is None else given_instances(options.data)
+    given = [] if options.data is None else characters.given_instances(options.data)
     for instance in given:
         instance.make()
     if not options.count:
         return given
-    training = Training(options.hole, options.train, options.seed)
+    training = characters.Training(options.hole, options.train, options.seed)
     signals.begin_work()
     with Display() as display, display.announcing_compilation():
-        trained = trained_instances(options.models, training, options.count, note)
+        trained = characters.trained_instances(options.models, training, options.count, note)
     return [*trained, *given]
 
 
 def segmentation(options: Options) -> None:
     """Run ``bench segmentation``."""
-    outputs = prepare_outputs(options)
-    make_settings(options)
-    rules = segmentation_rules(options.rules)
-    instances = scene_instances(options.count, options.seed)
-    run_experiment(
-        options,
-        outputs,
-        segmentation_tasks(instances, rules, options.iterations),
-        make=make_segmentation_tables,
-        summary=all_cells,
-        show=print_tables,
-        report=lambda tables, _: {"segmentation": Experiment(tables)},
+    session, rules = BenchSession(options), scenes.segmentation_rules(options.rules)
+    tasks = scenes.segmentation_tasks(
+        scenes.scene_instances(options.count, options.seed), rules, options.iterations
+    )
+    run_tables(
+        session,
+        tasks,
+        scenes.make_segmentation_tables,
+        lambda tables, _: {"segmentation": Experiment(tables)},
     )
 
 
-def all_cells(tables: list[Table]) -> Record:
-    """What ``--json`` prints."""
-    return {"cells": [cell for table in tables for cell in table.data()]}
-
-
-def print_tables(tables: list[Table]) -> None:
-    """The tables on stdout."""
-    print_blocks([table.block() for table in tables])
+def run_tables(
+    session: BenchSession,
+    tasks: Sequence[Task[model_sets.ModelT]],
+    make: Callable[[list[Record]], list[Table]],
+    report: Callable[[list[Table], Store], Record],
+) -> None:
+    """Run an experiment that comes to tables; ``--json`` prints their cells."""
+    session.run(
+        tasks,
+        make=make,
+        summary=lambda tables: {"cells": [cell for table in tables for cell in table.data()]},
+        blocks=lambda tables: [table.block() for table in tables],
+        report=report,
+    )
 
 
 # ---- results of earlier runs ----
 
+MAKERS: dict[str, Callable[[list[Record]], list[Table]]] = {
+    "people": make_people_tables,
+    "inpainting": characters.make_inpainting_tables,
+    "segmentation": scenes.make_segmentation_tables,
+}
 
-def load_people(path: str) -> tuple[list[Record], Experiment]:
-    """Where the results of ``bench people`` come from, and its tables."""
-    metas, _, tables = load_results(path, make_people_tables, "people")
-    return metas, Experiment(tables)
 
+def load_results(path: str, name: str) -> tuple[list[Record], Experiment]:
+    """Where the results of an experiment come from, its tables and its curves.
 
-def load_inpainting(path: str) -> tuple[list[Record], Experiment]:
-    """Where the results of ``bench inpainting`` come from, its tables and its curves."""
-    metas, records, tables = load_results(path, make_inpainting_tables, "inpainting")
-    traces = [r for r in records if r["kind"] == "trace"]
+    Raises:
+        InputError: If a file has no results of that experiment.
+    """
+    metas, records = read_records(path)
+    tables = MAKERS[name](records)
+    if not tables:
+        raise InputError(f"no results of bench {name} in it", path=display_name(path))
+    traces = [r for r in records if name == "inpainting" and r["kind"] == "trace"]
     found = [
         make_curves([r for r in traces if r["suite"] == table.suite], records) for table in tables
     ]
     return metas, Experiment(tables, [c for c in found if c is not None])
 
 
-def load_segmentation(path: str) -> tuple[list[Record], Experiment]:
-    """Where the results of ``bench segmentation`` come from, and its tables."""
-    metas, _, tables = load_results(path, make_segmentation_tables, "segmentation")
-    return metas, Experiment(tables)
+# ---- the paper ----
+
+GENERATED = "generated"
+Found = tuple[list[Table], list[Record]]
+"""The parts of Table 1, and the records that they are made of."""
+
+
+def paper(options: Options) -> None:
+    """Run ``bench paper``."""
+    budgets, repeats, rules = options.budgets, options.repeats, chosen_rules(options)
+    names = [rule.name for rule in rules]
+    session = BenchSession(options)
+    suites = model_sets.load_suites(options.data, wanted_suites(options))
+    parts: dict[str, tuple[list[Record], object]] = {
+        name: load_results(path, name) for name, path in options.given(*MAKERS).items()
+    }
+    if options.sensitivity is not None:
+        parts["sensitivity"] = load_sensitivity(options.sensitivity)
+    runs = table1.paper_tasks(suites, rules, budgets, repeats)
+    chosen = (
+        [model_sets.representative(instances) for instances in suites.values()]
+        if session.drawn
+        else []
+    )
+    traces = [paper_task("trace", each, rule, max(budgets)) for each in chosen for rule in rules]
+    known = model_sets.generated_exact() if options.exact == GENERATED else []
+    if options.exact and not known:
+        known = model_sets.load_exact(options.exact)
+
+    def make(records: list[Record]) -> Found:
+        return table1.make_paper_tables(
+            table1.group_runs(records, repeats), suites, names, budgets
+        ), records
+
+    def page(found: Found, store: Store) -> Record:
+        tables, records = found
+        own = {
+            suite: model_sets.is_the_papers(suite, instances) for suite, instances in suites.items()
+        }
+        late = table1.overruns(records)
+        if late:
+            note(late)
+        if not all(own.values()):
+            note("not the paper's own instances, so the published values are no yardstick")
+        return {
+            "metas": merge_metas(store.metas, *(metas for metas, _ in parts.values())),
+            "repeats": repeats,
+            "table": tables,
+            "wins": table1.make_wins(
+                table1.group_runs(records, repeats), suites, names, max(budgets)
+            ),
+            "papers_own": own,
+            "curves": session.curves(traces, store, runs),
+            "gaps": table1.make_gaps(records, names) if known else None,
+            **{name: part for name, (_, part) in parts.items()},
+            "overruns": late,
+        }
+
+    def cells(found: Found) -> Record:
+        each = [(table, table.data()) for table in found[0]]
+        return {
+            "cells": [
+                cell
+                for table, data in each
+                for budget in table.columns
+                for cell in data
+                if cell["budget"] == budget
+            ]
+        }
+
+    session.run(
+        [*runs, *traces, *table1.exact_tasks(known, rules)],
+        make=make,
+        summary=cells,
+        blocks=lambda found: [table.block() for table in found[0]],
+        report=page,
+    )
+
+
+def sensitivity(options: Options) -> None:
+    """Run ``bench sensitivity``."""
+    session = BenchSession(options)
+    suites = model_sets.load_suites(options.data, wanted_suites(options))
+    session.run(
+        table1.sensitivity_tasks(suites, options.etas or list(table1.ETAS), options.budgets),
+        make=table1.make_sensitivity,
+        summary=table1.Sensitivity.data,
+        blocks=lambda found: [sensitivity_block(found, s) for s in found.suites],
+        report=lambda found, _: {"sensitivity": found},
+    )
+
+
+def wanted_suites(options: Options) -> list[str] | None:
+    """The requested suites, in capitals; None for all."""
+    if options.suite is None:
+        return None
+    return list(dict.fromkeys(name.upper() for name in options.suite))
+
+
+def sensitivity_block(figure: table1.Sensitivity, suite: str) -> Block:
+    """Figure 2 of a suite as numbers."""
+    marks = [
+        f"{name} = {number(by[suite], 3)}"
+        for name, by in (("L", figure.lipschitz), ("certified d", figure.certified))
+        if suite in by
+    ]
+    title = f"{suite}: mean F" + (f"; mean {', mean '.join(marks)}" if marks else "")
+    keys = [(rule, budget) for budget in figure.budgets for rule in table1.PARAMETER]
+    curves = [dict(figure.curves.get((suite, *key), [])) for key in keys]
+    etas = sorted({eta for curve in curves for eta in curve})
+    header = ["eta", *(f"{rule} {budget_name(budget)}" for rule, budget in keys)]
+    rows = [[f"{eta:g}", *(show(curve.get(eta)) for curve in curves)] for eta in etas]
+    return title, header, rows, []
+
+
+def load_sensitivity(path: str) -> tuple[list[Record], table1.Sensitivity]:
+    """Where the results of ``bench sensitivity`` come from, and its figure."""
+    metas, records = read_records(path)
+    try:
+        return metas, table1.make_sensitivity(records)
+    except ProxfieldError as error:
+        raise InputError(str(error), path=display_name(path)) from None
 
 
 # ---- all ----

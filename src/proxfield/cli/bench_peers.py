@@ -11,15 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table as RichTable
 
+from proxfield.bench.peers import measure, tables
 from proxfield.bench.peers.base import Peer, Question
-from proxfield.bench.peers.measure import (
-    FILE_SLACK,
-    SLACK,
-    PeerCase,
-    model_cases,
-    run_cases,
-    scene_cases,
-)
 from proxfield.bench.peers.problems import (
     NoisyScene,
     generated_models,
@@ -27,15 +20,6 @@ from proxfield.bench.peers.problems import (
     read_scenes,
 )
 from proxfield.bench.peers.registry import find_peers
-from proxfield.bench.peers.tables import (
-    about_run,
-    as_csv,
-    as_html,
-    as_json,
-    as_markdown,
-    make_results,
-    make_tables,
-)
 from proxfield.bench.suites import FieldInstance, load_exact
 from proxfield.cli import main, signals
 from proxfield.cli.commands.bench import TASKS
@@ -66,15 +50,15 @@ def peers(options: Options) -> None:
         **options.pick("data", "scenes", "quick", "seeds"),
         **{"tasks": tasks, "budget": budget, "timeout": timeout},
     }
-    about = about_run(settings)
+    about = tables.about_run(settings)
     signals.begin_work()
     records = run(lambda: make_cases(options, tasks, *read), found, budget, timeout)
-    results = make_results(found, missing, records, about)
+    results = tables.make_results(found, missing, records, about)
     report = options.report
     for path, text in (
-        (options.output, as_json),
-        (options.table, as_csv),
-        (report, as_html if str(report).endswith(".html") else as_markdown),
+        (options.output, tables.as_json),
+        (options.table, tables.as_csv),
+        (report, tables.as_html if str(report).endswith(".html") else tables.as_markdown),
     ):
         if path is not None:
             atomic_write(path, text(results))
@@ -92,21 +76,21 @@ def read_inputs(options: Options) -> tuple[list[FieldInstance], list[NoisyScene]
 
 def make_cases(
     options: Options, tasks: list[str], models: list[FieldInstance], scenes: list[NoisyScene]
-) -> list[PeerCase]:
+) -> list[measure.PeerCase]:
     """These and the generated ones, with exact answers."""
     kinds = [Question(task) for task in tasks]
     out = []
     if Question.INFERENCE in kinds or Question.MAP in kinds:
         made = generated_models(options.quick, options.seeds)
-        out += model_cases(made, kinds, SLACK)
-        out += model_cases(models, kinds, FILE_SLACK)
+        out += measure.model_cases(made, kinds, measure.SLACK)
+        out += measure.model_cases(models, kinds, measure.FILE_SLACK)
     if Question.DENSE in kinds:
-        out += scene_cases([*generated_scenes(options.quick), *scenes])
+        out += measure.scene_cases([*generated_scenes(options.quick), *scenes])
     return out
 
 
 def run(
-    make: Callable[[], list[PeerCase]], found: list[Peer], budget: float, timeout: float
+    make: Callable[[], list[measure.PeerCase]], found: list[Peer], budget: float, timeout: float
 ) -> list[Record]:
     """All runs, with a bar on a terminal."""
     console = Console(stderr=True)
@@ -122,14 +106,14 @@ def run(
         def tell(line: str) -> None:
             bar.update(shown, description=line, advance=1)
 
-        return run_cases(found, cases, budget, timeout, tell)
+        return measure.run_cases(found, cases, budget, timeout, tell)
 
 
 def print_tables(results: Record) -> None:
     """The tables on stdout."""
     plain = not sys.stdout.isatty()
     console = Console(file=sys.stdout, width=250 if plain else None)
-    for table in make_tables(results["runs"]):
+    for table in tables.make_tables(results["runs"]):
         shown = RichTable(title=table.title, title_justify="left", box=box.SIMPLE_HEAD)
         for k, name in enumerate(table.header):
             shown.add_column(name, justify="left" if k == 0 else "right")

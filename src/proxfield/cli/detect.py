@@ -3,56 +3,66 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from itertools import chain as joined
+from itertools import islice
 from pathlib import Path
 
 import click
+import numpy as np
 
 from proxfield.cli import signals
 from proxfield.cli.commands.people import PASSES
-from proxfield.cli.detect_inputs import (
+from proxfield.cli.detect_frames import (
+    DetectInput,
+    FrameTask,
+    FrameWork,
     LoadedScene,
-    MaskInput,
-    SceneFiles,
+    detect_from,
+    detect_one,
     forget,
     load_scene,
+    name_of,
+    read_images,
     read_prior,
-)
-from proxfield.cli.detect_run import (
-    Chain,
-    FrameWork,
-    make_tasks,
-    resume_warm,
-    run_all,
-    run_warm,
-    write_movie,
 )
 from proxfield.cli.detect_store import ResultFolder
 from proxfield.cli.evaluate import span
 from proxfield.cli.main import report
 from proxfield.cli.options import Options, parse_settings
 from proxfield.cli.progress import Counter
-from proxfield.cli.running import check_device, prepare_rule
+from proxfield.cli.running import Ending, check_device, prepare_rule
 from proxfield.cli.shared import print_json, print_pairs
 from proxfield.core.common.arrays import Doubles
 from proxfield.core.common.interrupts import raised_again
 from proxfield.core.common.records import Record
-from proxfield.core.jobs import ClusterError, LostWorkerError, import_joblib
+from proxfield.core.jobs import (
+    ClusterError,
+    LostWorkerError,
+    import_joblib,
+    open_workers,
+)
 from proxfield.core.jobs.cluster import connected
 from proxfield.core.jobs.running import share_of
 from proxfield.core.solve.rules.base import Rule
 from proxfield.errors import InputError, ProxfieldError
 from proxfield.io.boxes import MIN_SCORE
 from proxfield.io.files import display_name
-from proxfield.io.images import import_pillow
+from proxfield.io.images import import_pillow, read_image
 from proxfield.io.masks import check_scale
 from proxfield.io.video import EndOfVideoError, import_opencv
-from proxfield.people.cameras import BOX_HEIGHT, BOX_RADIUS, PERSON_HEIGHT, PERSON_RADIUS
+from proxfield.people.cameras import (
+    BOX_HEIGHT,
+    BOX_RADIUS,
+    PERSON_HEIGHT,
+    PERSON_RADIUS,
+)
 from proxfield.people.detect import DENSITY, Detector
 from proxfield.people.scene import fingerprint, scene_fingerprint
-from proxfield.viz.plots import find_figure_class
-
-FAILED = 1
+from proxfield.viz.charts import find_figure_class
+from proxfield.viz.video import write_video
 
 
 def detect(options: Options) -> int | None:
@@ -64,15 +74,14 @@ def detect(options: Options) -> int | None:
     drawn = options.pictures or options.movie is not None
     store = ResultFolder(Path(options.output), tuple(dict.fromkeys(options.maps)), drawn)
     loaded = load_scene(files)
-    masks = choose_masks(options, loaded)
     detector = make_detector(options, rule, loaded)
     asked = choose_frames(options, loaded)
-    frames = masks.choose(asked)
+    frames = files.choose(asked)
     if asked is None and not options.overwrite:
         frames = frames[: store.read_end(len(frames))]
     every = len(frames)
     frames = frames if options.part is None else options.part.of(frames)
-    work = FrameWork(files, masks, detector, store, options.images)
+    work = FrameWork(files, detector, store, options.images)
     settings = describe(work, loaded, frames if options.warm else None)
     if not options.overwrite:
         store.check(settings)
@@ -85,41 +94,38 @@ def detect(options: Options) -> int | None:
     todo = chain.todo
     tasks = make_tasks(todo, work, check=len(todo) == len(frames))
     records: list[Record] = []
-    ending = ""
-    signals.begin_work()
-    try:  # from here on, an interrupted run says what is left of it
+    with Ending() as ending:  # from here on, an interrupted run says what is left of it
         if options.overwrite:
             store.clear()
         store.begin(settings)
-        loaded.keep(store.cache)
+        loaded.keep(files.cache)
         jobs = options.jobs
         jobs = None if jobs is None else min(jobs, max(1, len(todo)))
-        with raised_again(), connected(options.cluster), Counter(len(todo)) as display:
-            if options.warm:
-                some = run_warm(tasks, work, chain, display)
-            else:
-                some = run_all(tasks, len(todo), work, jobs, display)
-            for record in some:
-                records.append(record)
-                display.count()
-                if record["error"] is not None:
-                    display.note(f"proxfield: error: {record['error']}")
-    except KeyboardInterrupt:
-        ending = "interrupted"
-    except (LostWorkerError, ClusterError) as error:
-        ending = str(error)
-    except Exception as error:
-        if signals.interrupted():
-            ending = "interrupted"  # what a library made of Ctrl-C
-        elif isinstance(error, EndOfVideoError) and asked is None:
-            report(f"{error}: {error.frames} frames instead of {every}", kind="note: ")
-            store.write_end(every, error.frames)
-            frames = [frame for frame in frames if frame < error.frames]
-            todo = [frame for frame in todo if frame < error.frames]
-        elif not isinstance(error, ProxfieldError) or not records:
-            raise
-        else:  # a video that ends before a frame that was asked for; what there is is kept
-            ending = str(error)
+        try:
+            with (
+                raised_again(),
+                connected(options.cluster),
+                Counter(len(todo)) as display,
+            ):
+                if options.warm:
+                    some = run_warm(tasks, work, chain, display)
+                else:
+                    some = run_all(tasks, len(todo), work, jobs, display)
+                for record in some:
+                    records.append(record)
+                    display.finished(record)
+        except ProxfieldError as error:
+            if isinstance(error, (LostWorkerError, ClusterError)) or signals.interrupted():
+                raise
+            if isinstance(error, EndOfVideoError) and asked is None:
+                report(f"{error}: {error.frames} frames instead of {every}", kind="note: ")
+                store.write_end(every, error.frames)
+                frames = [frame for frame in frames if frame < error.frames]
+                todo = [frame for frame in todo if frame < error.frames]
+            elif not records:
+                raise
+            else:  # a video that ends before a frame that was asked for; what there is is kept
+                ending.text = str(error)
     wanted = set(frames)
     people = sum(frame in wanted for frame in store.write_tables().frame.tolist())
     failed = sum(r["error"] is not None for r in records)
@@ -135,18 +141,18 @@ def detect(options: Options) -> int | None:
         "output": options.output,
         "seconds": time.perf_counter() - begun,
     }
-    if options.movie is not None and not ending:
+    if options.movie is not None and not ending.text:
         write_movie(options.movie, frames, store, options.rate)
         summary["movie"] = options.movie
     show(summary, records, options.as_json)
-    return finish(summary, ending)
+    return ending.exit_code("frames", len(todo) - len(records), failed)
 
 
 # ---- what is asked for ----
 
 
-def check_options(options: Options) -> SceneFiles:
-    """Where the scene comes from; refuses options that don't go together."""
+def check_options(options: Options) -> DetectInput:
+    """Where the scene comes from; refuses options that don't go together or would do nothing."""
     pom, calibration = options.scene, options.calibration
     if (pom is None) == (calibration is None):
         raise click.UsageError("expected SCENE.pom or --calibration, one of them")
@@ -161,7 +167,15 @@ def check_options(options: Options) -> SceneFiles:
         raise click.UsageError("expected --masks, --video or --boxes with --calibration")
     if options.prior is not None and options.density is not None:
         raise click.UsageError("--prior and --density, expected one of them")
-    check_effects(options)
+    if pom is not None and options.density is not None and options.grid is None:
+        raise click.UsageError("--density with a .pom needs --grid and --region")
+    for name in options.given("person_height", "person_radius") if pom is not None else ():
+        option = name.replace("_", "-")
+        raise click.UsageError(f"--{option} goes with --calibration; a .pom has rectangles")
+    if pom is None and options.clip:
+        raise click.UsageError("--clip goes with a .pom; rectangles of a calibration are cut")
+    if options.min_score is not None and options.boxes is None:
+        raise click.UsageError("--min-score goes with --boxes")
     if options.warm and options.jobs != 1:
         raise click.UsageError("--warm needs the frame before, so that --jobs must be 1")
     if options.warm and options.part is not None:
@@ -176,56 +190,24 @@ def check_options(options: Options) -> SceneFiles:
     check_device(options)
     if options.jobs != 1:
         import_joblib()
-    if options.pictures or options.movie:
-        check_packages(options.movie)
-    cameras = options.cameras
-    return SceneFiles(
-        pom,
-        calibration,
-        options.grid,
-        options.region,
-        None if cameras is None else tuple(name.strip() for name in cameras.split(",")),
-        options.size,
-        options.unit,
-        options.clip,
-        options.scale,
-        person_size(options),
-        str(Path(options.output) / "rectangles.npz"),
-    )
-
-
-def check_effects(options: Options) -> None:
-    """Refuse options that would do nothing."""
-    if options.scene is not None:
-        if options.density is not None and options.grid is None:
-            raise click.UsageError("--density with a .pom needs --grid and --region")
-        for name in ("person_height", "person_radius"):
-            if getattr(options, name) is not None:
-                option = name.replace("_", "-")
-                raise click.UsageError(f"--{option} goes with --calibration; a .pom has rectangles")
-    elif options.clip:
-        raise click.UsageError("--clip goes with a .pom; rectangles of a calibration are cut")
-    if options.min_score is not None and options.boxes is None:
-        raise click.UsageError("--min-score goes with --boxes")
-
-
-def person_size(options: Options) -> tuple[float, float]:
-    """Height and radius of a person; boxes of detectors leave room around people."""
-    boxes = options.boxes is not None
-    height, radius = options.person_height, options.person_radius
-    height = (BOX_HEIGHT if boxes else PERSON_HEIGHT) if height is None else height
-    radius = (BOX_RADIUS if boxes else PERSON_RADIUS) if radius is None else radius
-    return height, radius
-
-
-def check_packages(movie: str | None) -> None:
-    """Name a package that is missing before the work begins."""
-    import_pillow()
-    find_figure_class()
-    if movie is not None:
-        if Path(movie).suffix.lower() != ".mp4":
-            raise InputError("--movie: videos are written as .mp4", path=movie)
+    if options.pictures or options.movie:  # name a package that is missing before the work begins
+        import_pillow()
+        find_figure_class()
+    if options.movie is not None:
+        if Path(options.movie).suffix.lower() != ".mp4":
+            raise InputError("--movie: videos are written as .mp4", path=options.movie)
         import_opencv()
+    names, height, radius = options.cameras, PERSON_HEIGHT, PERSON_RADIUS
+    if options.boxes is not None:  # of detectors, which leave room around people
+        height, radius = BOX_HEIGHT, BOX_RADIUS
+    same = ("scene", "calibration", "grid", "region", "size", "unit", "clip", "scale", "masks")
+    return DetectInput(
+        **options.pick(*same, "boxes", "video", "missing"),
+        min_score=MIN_SCORE if options.min_score is None else options.min_score,
+        cameras=None if names is None else tuple(name.strip() for name in names.split(",")),
+        person=(options.person_height or height, options.person_radius or radius),
+        cache=str(Path(options.output) / "rectangles.npz"),
+    )
 
 
 def check_rule(options: Options) -> Rule:
@@ -236,29 +218,6 @@ def check_rule(options: Options) -> Rule:
         options.model = "ratio"
     options.model = options.model or "exact"
     return prepare_rule(options.rule, options.settings)
-
-
-def choose_masks(options: Options, loaded: LoadedScene) -> MaskInput:
-    """Where masks come from: as given, or as the .pom file says."""
-    pattern = options.masks
-    if pattern is None and not options.video and options.boxes is None:
-        pom = loaded.pom
-        if pom is None or pom.input_format is None:
-            raise InputError(
-                "has no INPUT_VIEW_FORMAT, expected --masks, --video or --boxes",
-                path=display_name(options.scene),
-            )
-        pattern = pom.resolve(pom.input_format)
-    return MaskInput(
-        pattern,
-        options.boxes,
-        options.video,
-        options.missing,
-        MIN_SCORE if options.min_score is None else options.min_score,
-        loaded.scene.names,
-        loaded.sizes,
-        options.scale,
-    )
 
 
 def choose_frames(options: Options, loaded: LoadedScene) -> list[int] | None:
@@ -278,12 +237,8 @@ def make_detector(options: Options, rule: Rule, loaded: LoadedScene) -> Detector
     if pom is not None:
         given.setdefault("variance", pom.variance)
         if original:
-            own = {
-                "smoothing": pom.smoothing,
-                "stable": pom.n_stable,
-                "error": pom.tol,
-                "ignored": pom.ignored,
-            }
+            own: Record = {"smoothing": pom.smoothing, "stable": pom.n_stable}
+            own |= {"error": pom.tol, "ignored": pom.ignored}
             set_ = parse_settings(options.settings)
             rule = replace(rule, **{k: v for k, v in own.items() if k not in set_})
     if passes is None:
@@ -317,8 +272,8 @@ def describe(work: FrameWork, loaded: LoadedScene, in_order: list[int] | None) -
     return {
         "format": "proxfield detect 1",
         "scene": scene_fingerprint(loaded.scene),
-        **work.masks.describe(),
-        "scale": work.masks.scale,
+        **work.input.describe(),
+        "scale": work.input.scale,
         **{name: getattr(d, name) for name in (*names, "radius", "threshold", "pool")},
         "rule": d.rule.name,
         **{f"rule {key}": value for key, value in asdict(d.rule).items()},
@@ -326,6 +281,126 @@ def describe(work: FrameWork, loaded: LoadedScene, in_order: list[int] | None) -
         "warm": None if in_order is None else f"from frame {in_order[0]}",
         **({"images": work.images or "masks"} if work.store.pictures else {}),
     }
+
+
+# ---- all frames ----
+
+
+def make_tasks(frames: Sequence[int], work: FrameWork, *, check: bool) -> Iterator[FrameTask]:
+    """Frames in order.
+
+    Args:
+        frames: Their numbers.
+        work: What to do with them.
+        check: Look at the first one now, so that bad input shows before anything is written. Where
+            others are finished already, a broken one must not keep the rest from being done.
+    """
+    here = work.input.in_order
+    tasks = (FrameTask(frame, work.input.read(frame) if here else None) for frame in frames)
+    if not check or not frames:
+        return tasks
+    first = next(tasks)
+    masks = work.input.read(first.frame) if first.masks is None else first.masks
+    detector = work.detector
+    # one iteration says whether everything fits: the rule, the scene, the suppression
+    scene = load_scene(work.input).scene
+    tried = replace(detector, passes=1).detect(scene, masks, frame=first.frame)
+    if tried.result.status.name == "INTERRUPTED":
+        raise KeyboardInterrupt
+    if work.images is not None:
+        read_images(work.images, scene, first.frame)
+    return joined([FrameTask(first.frame, masks)], tasks)
+
+
+@dataclass(eq=False)
+class Chain:
+    """Frames that each start from the one before, and where that is.
+
+    Attributes:
+        todo: Frames that are left.
+        before: The map to start from; None for the prior.
+        failed: Frames of an earlier run that couldn't be read; tried again, from the prior.
+        order: All frames up to the map.
+    """
+
+    todo: list[int]
+    before: Doubles | None = None
+    failed: list[int] = field(default_factory=list)
+    order: list[int] = field(default_factory=list)
+
+
+def resume_warm(frames: Sequence[int], store: ResultFolder) -> Chain:
+    """What is left where each frame starts from the one before.
+
+    Frames up to the last that was kept are done; the others, of which there is at most one that
+    was finished, are made again.
+
+    Raises:
+        InputError: If frames there started from others than they would now.
+    """
+    kept = store.read_warm()
+    if kept is None:
+        return Chain(list(frames))
+    q, failed, order = kept
+    common = min(len(order), len(frames))
+    for there, now in zip(order[:common], frames[:common], strict=True):
+        if there != now:
+            raise InputError(
+                f"-o: holds results of other settings (with --warm, frame {there} follows there, "
+                f"{now} now); use another folder or --overwrite",
+                path=display_name(store.folder),
+            )
+    done = len(order)
+    again = [frame for frame in frames[:done] if not store.finished(frame)]
+    if not set(again) <= set(failed):
+        return Chain(list(frames))
+    if done > len(frames):  # the map is that of a later frame
+        return Chain(again, None, again)
+    return Chain([*again, *frames[done:]], q, again, order)
+
+
+def run_warm(
+    tasks: Iterator[FrameTask], work: FrameWork, chain: Chain, display: Counter
+) -> Iterator[Record]:
+    """Records of frames that start from the one before."""
+    before, failed, order = chain.before, list(chain.failed), list(chain.order)
+    with display.announcing_compilation():
+        for task in tasks:
+            display.working(name_of(task))
+            again = task.frame in chain.failed
+            order += [] if again else [task.frame]
+            record, found = detect_from(task, work, None if again else before)
+            if found is None and not again:
+                failed.append(task.frame)
+            elif found is not None and not again:
+                work.store.write_warm(found, failed, order)
+                before = np.asarray(found.q)
+            yield record
+
+
+def run_all(
+    tasks: Iterator[FrameTask], count: int, work: FrameWork, jobs: int | None, display: Counter
+) -> Iterator[Record]:
+    """Records of all frames, as they are finished; jobs None: as many as the cluster has room."""
+    # the first frame compiles what is missing: once, not in every process
+    alone = count if jobs == 1 else 0 if jobs is None else 1
+    with display.announcing_compilation():
+        for task in islice(tasks, alone):
+            display.working(name_of(task))
+            yield detect_one(task, work)
+    if alone < count:
+        with open_workers(jobs, work.detector.threads or 1) as workers:
+            display.working(f"{workers.jobs} jobs")
+            yield from workers.run(partial(detect_one, work=work), tasks, name_of)
+
+
+def write_movie(path: str, frames: Sequence[int], store: ResultFolder, rate: float) -> int:
+    """Write the pictures of frames as a video."""
+    files = [store.file(frame, "png") for frame in frames]
+    there = [file for file in files if file.exists()]
+    if not there:
+        raise InputError("there are no pictures for a movie")
+    return write_video(path, (np.asarray(read_image(file)) for file in there), rate)
 
 
 # ---- what is said ----
@@ -354,13 +429,3 @@ def show(summary: Record, records: list[Record], as_json: bool) -> None:
     if "movie" in summary:
         rows.append(("movie", summary["movie"]))
     print_pairs([*rows, ("results", summary["output"])])
-
-
-def finish(summary: Record, ending: str) -> int | None:
-    """The exit code, after what is left."""
-    if ending:
-        left = summary["frames"] - summary["detected"] - summary["skipped"] - summary["failed"]
-        report(f"{ending}; {left} frames are left, run the same again to go on", kind="")
-    if ending == "interrupted":
-        return signals.INTERRUPTED
-    return FAILED if summary["failed"] or ending else None

@@ -30,7 +30,7 @@ from proxfield.io.pom import write_dat
 from proxfield.people.detect import OccupancyMap
 from proxfield.people.detections import Detections
 
-MAPS = ("dat", "npy")
+FOLDERS = {"json": "frames", "dat": "maps", "npy": "maps", "png": "pictures"}
 COLUMNS = ("frame", "people", "status", "free_energy", "iterations", "seconds")
 SHOWN_DIFFERENCES = 3
 """Settings that a message about other settings names."""
@@ -42,7 +42,7 @@ class ResultFolder:
 
     Args:
         folder: The folder.
-        maps: Kinds of maps that are wanted, of `MAPS`.
+        maps: Kinds of maps that are wanted, "dat" or "npy".
         pictures: Whether pictures are wanted.
     """
 
@@ -50,22 +50,9 @@ class ResultFolder:
     maps: tuple[str, ...] = ()
     pictures: bool = False
 
-    @property
-    def cache(self) -> Path:
-        """Rectangles of a calibration."""
-        return self.folder / "rectangles.npz"
-
-    def frame_file(self, frame: int) -> Path:
-        """What was found in a frame."""
-        return self.folder / "frames" / f"{frame:08d}.json"
-
-    def map_file(self, frame: int, kind: str) -> Path:
-        """The map of a frame."""
-        return self.folder / "maps" / f"{frame:08d}.{kind}"
-
-    def picture_file(self, frame: int) -> Path:
-        """The picture of a frame."""
-        return self.folder / "pictures" / f"{frame:08d}.png"
+    def file(self, frame: int, ending: str) -> Path:
+        """What was found in a frame ("json"), its map ("dat", "npy") or its picture ("png")."""
+        return self.folder / FOLDERS[ending] / f"{frame:08d}.{ending}"
 
     # ---- begin ----
 
@@ -106,13 +93,13 @@ class ResultFolder:
 
     def clear(self) -> None:
         """Remove all results, settings last; other files stay."""
-        for pattern in ("frames/*.json", "maps/*.dat", "maps/*.npy", "pictures/*.png"):
-            for file in self.folder.glob(pattern):
+        for ending, folder in FOLDERS.items():
+            for file in (self.folder / folder).glob(f"*.{ending}"):
                 if file.stem.isdigit():
                     file.unlink()
-        for name in ("warm.npz", "end.json", "detections.csv", "detections.json", "frames.csv"):
+        tables = ("detections.csv", "detections.json", "frames.csv")
+        for name in ("warm.npz", "end.json", *tables, "settings.json"):
             (self.folder / name).unlink(missing_ok=True)
-        (self.folder / "settings.json").unlink(missing_ok=True)
 
     def begin(self, settings: Record) -> None:
         """Make the folders, and write down what the results depend on."""
@@ -122,24 +109,25 @@ class ResultFolder:
         before = _read_json(self.folder / "settings.json") or {}
         if "images" in before:  # a run without pictures leaves those that are there
             settings = {"images": before["images"], **settings}
-        text = json.dumps(plain(settings), indent=1, ensure_ascii=False) + "\n"
-        atomic_write(self.folder / "settings.json", text)
+        text = json.dumps(plain(settings), indent=1, ensure_ascii=False)
+        atomic_write(self.folder / "settings.json", f"{text}\n")
 
     # ---- frames ----
 
     def finished(self, frame: int) -> bool:
         """Whether all files of a frame are there."""
-        files = [self.frame_file(frame), *(self.map_file(frame, kind) for kind in self.maps)]
-        files += [self.picture_file(frame)] if self.pictures else []
-        return all(file.exists() for file in files)
+        endings = ("json", *self.maps, *(["png"] if self.pictures else []))
+        return all(self.file(frame, ending).exists() for ending in endings)
 
     def write_frame(self, found: OccupancyMap) -> Record:
         """Write the map and the detections of a frame; the picture comes before."""
         for kind in self.maps:
             if kind == "dat":
-                write_dat(self.map_file(found.frame, kind), found.q)
+                write_dat(self.file(found.frame, kind), found.q)
             else:
-                atomic_write(self.map_file(found.frame, kind), _npy(found.q))
+                stream = io.BytesIO()
+                np.save(stream, found.q)
+                atomic_write(self.file(found.frame, kind), stream.getvalue())
         d, result = found.detections, found.result
         record: Record = {
             "frame": found.frame,
@@ -147,12 +135,9 @@ class ResultFolder:
             "free_energy": result.free_energy,
             "iterations": result.iterations,
             "seconds": result.seconds,
-            "location": d.location.tolist(),
-            "x": d.x.tolist(),
-            "y": d.y.tolist(),
-            "score": d.score.tolist(),
+            **{name: getattr(d, name).tolist() for name in ("location", "x", "y", "score")},
         }
-        atomic_write(self.frame_file(found.frame), json.dumps(plain(record)) + "\n")
+        atomic_write(self.file(found.frame, "json"), json.dumps(plain(record)) + "\n")
         return record
 
     def write_end(self, header: int, frames: int) -> None:
@@ -191,11 +176,9 @@ class ResultFolder:
 
     def write_tables(self) -> Detections:
         """Write detections and a line per frame, of all frames that are finished."""
-        records = []
-        for file in sorted((self.folder / "frames").glob("*.json")):
-            record = _read_json(file)
-            if record is not None and file.stem.isdigit():
-                records.append(record)
+        files = sorted((self.folder / "frames").glob("*.json"))
+        read = [_read_json(file) for file in files if file.stem.isdigit()]
+        records = [record for record in read if record is not None]
         parts = []
         for r in records:
             n = len(r["location"])
@@ -241,9 +224,3 @@ def _read_json(path: Path) -> Record | None:
     except (OSError, ValueError):
         return None
     return content if isinstance(content, dict) else None
-
-
-def _npy(q: Doubles) -> bytes:
-    stream = io.BytesIO()
-    np.save(stream, q)
-    return stream.getvalue()

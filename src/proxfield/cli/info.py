@@ -22,8 +22,7 @@ from proxfield.field import Field
 def info(options: Options) -> None:
     """Run the command."""
     with Display() as display:
-        display.phase(f"reading {options.model}")
-        loaded = load(options)
+        loaded = load(options, display)
         display.phase("lowering")
         lowered = loaded.field.lower()
         data = {**sizes(loaded), "structure": structure(lowered)}
@@ -127,7 +126,7 @@ def curvature(field: Field, lowered: Lowered) -> Record | None:
 
 
 def describe(data: Record) -> list[tuple[str, str]]:
-    """The same for people: what is absent isn't mentioned."""
+    """What was found, as rows for people; what is absent isn't mentioned."""
     low, high = data["n_labels_min"], data["n_labels_max"]
     s, c = data["structure"], data["curvature"]
     observed = f", {data['n_observed']} observed" if data["n_observed"] else ""
@@ -144,31 +143,28 @@ def describe(data: Record) -> list[tuple[str, str]]:
         why = "no labelling has positive probability: the zeros of the model contradict each other"
         return [*rows, ("feasible", f"no: {why}")]
     rows.append(("left to infer", f"{s['n_vars']} variables with {s['n_entries']} labels in all"))
-    if s["ising_edges"]:
-        how = f"along {s['diagonals']} diagonals" if s["diagonals"] else "edge by edge"
-        rows.append(("Ising edges", f"{s['ising_edges']}, run {how}"))
-    if s["potts_edges"]:
-        rows.append(("Potts edges", str(s["potts_edges"])))
-    if s["pair_tables"]:
-        rows.append(("pair tables", f"{s['pair_tables']}, {s['distinct_pair_tables']} distinct"))
-    for k, n in s["larger_tables_by_arity"].items():
-        rows.append((f"tables over {k}", str(n)))
-    if s["other_terms"]:
-        rows.append(("other terms", ", ".join(s["other_terms"])))
-    if s["forbidden_labels"]:
-        rows.append(("forbidden labels", str(s["forbidden_labels"])))
-    if s["forbidden_configurations"]:
-        rows.append(("forbidden configurations", str(s["forbidden_configurations"])))
+    how = f"along {s['diagonals']} diagonals" if s["diagonals"] else "edge by edge"
+    distinct = f"{s['pair_tables']}, {s['distinct_pair_tables']} distinct"
+    found = {
+        "Ising edges": s["ising_edges"] and f"{s['ising_edges']}, run {how}",
+        "Potts edges": s["potts_edges"],
+        "pair tables": s["pair_tables"] and distinct,
+        **{f"tables over {k}": n for k, n in s["larger_tables_by_arity"].items()},
+        "other terms": ", ".join(s["other_terms"]),
+        "forbidden labels": s["forbidden_labels"],
+        "forbidden configurations": s["forbidden_configurations"],
+    }
+    rows += [(name, str(value)) for name, value in found.items() if value]
     if c["lambda"] == float("inf"):
         why = "none while tables forbid configurations; inference uses finite penalties first, "
         return [*rows, ("certified step", f"{why}then exact coordinate descent")]
+    figures = {
+        "λ, largest curvature": "lambda",
+        "μ, minus the smallest": "mu",
+        "L of the paper": "lipschitz",
+        "certified damping": "certified_damping",
+        "certified step": "certified_step",
+    }
+    rows += [(name, number(c[key], 6)) for name, key in figures.items()]
     steps = f"{number(c['local_step_min'], 4)} to {number(c['local_step_max'], 4)}"
-    return [
-        *rows,
-        ("λ, largest curvature", number(c["lambda"], 6)),
-        ("μ, minus the smallest", number(c["mu"], 6)),
-        ("L of the paper", number(c["lipschitz"], 6)),
-        ("certified damping", number(c["certified_damping"], 6)),
-        ("certified step", number(c["certified_step"], 6)),
-        ("certified-local steps", steps),
-    ]
+    return [*rows, ("certified-local steps", steps)]

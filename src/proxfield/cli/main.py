@@ -23,36 +23,27 @@ BROKEN_PIPE = 141
 """What a shell reports for a program that SIGPIPE ended."""
 
 COMMANDS = {
-    "solve": ("fields:solve", "Infer marginals, a labelling and a bound on log Z."),
+    "solve": ("fields", "Infer marginals, a labelling and a bound on log Z."),
     "map": ("fields:map_command", "Search for the most probable labelling (MAP)."),
-    "compare": (
-        "fields:compare",
-        "Run several rules on one model; print a table and draw a picture.",
-    ),
-    "refine": ("images:refine", "Refine segmentations of images by a dense CRF."),
-    "studio": ("images:studio", "Refine one image on a local page, with sliders."),
-    "tune": ("images:tune", "Choose the settings of a dense CRF on images with known labels."),
-    "fit": ("learning:fit", "Learn to complete label images, from examples."),
-    "inpaint": ("learning:inpaint", "Complete the hidden part of label images."),
-    "detect": ("people:detect", "Find people on the ground, from masks of several cameras."),
+    "compare": ("fields", "Run several rules on one model; print a table and draw a picture."),
+    "refine": ("images", "Refine segmentations of images by a dense CRF."),
+    "studio": ("images", "Refine one image on a local page, with sliders."),
+    "tune": ("images", "Choose the settings of a dense CRF on images with known labels."),
+    "fit": ("people", "Learn to complete label images, from examples."),
+    "inpaint": ("people", "Complete the hidden part of label images."),
+    "detect": ("people", "Find people on the ground, from masks of several cameras."),
     "evaluate": (
-        "people:evaluate",
+        "people",
         "Compare detections of people with the truth: MODA, MODP, precision, recall.",
     ),
-    "info": ("fields:info", "Show a model's size, structure and certified steps."),
-    "make": (
-        "make:make",
-        "Make a seeded random model, a simulated scene with people, or characters.",
-    ),
-    "cooccurrence": (
-        "images:cooccurrence",
-        "Count which classes occur together in label maps.",
-    ),
-    "bench": ("bench:bench", "Run the paper's benchmark; print its table and write a report."),
-    "warmup": ("fields:warmup", "Compile kernels ahead of time."),
-    "doctor": ("fields:doctor", "Check this installation."),
+    "info": ("fields", "Show a model's size, structure and certified steps."),
+    "make": ("fields", "Make a seeded random model, a simulated scene with people, or characters."),
+    "cooccurrence": ("images", "Count which classes occur together in label maps."),
+    "bench": ("bench", "Run the paper's benchmark; print its table and write a report."),
+    "warmup": ("fields", "Compile kernels ahead of time."),
+    "doctor": ("fields", "Check this installation."),
 }
-"""The module and the name of each command in `proxfield.cli.commands`, and what it does."""
+"""The module of each command in `proxfield.cli.commands`, its other name, and what it does."""
 
 
 def escape_characters() -> None:
@@ -72,7 +63,7 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module, _, name = COMMANDS[cmd_name][0].partition(":")
-        command = getattr(import_module(f"proxfield.cli.commands.{module}"), name)
+        command = getattr(import_module(f"proxfield.cli.commands.{module}"), name or cmd_name)
         assert isinstance(command, click.Command)
         return command
 

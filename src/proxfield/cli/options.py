@@ -67,17 +67,22 @@ class FileName(StringParamType):
 
 
 class Several(StringParamType):
-    """Values separated by commas, each once.
+    """Values separated by commas, each once; numbers are sorted.
 
     Args:
-        read: What a part means; None: it is a name. Numbers are sorted.
-        expected: What is allowed, in words.
+        kind: Names, whole numbers, or numbers above 0.
+        lowest: Least whole number.
+        highest: Largest number.
+
+    Example:
+        >>> Several(float).convert("0.3,0.05,0.3", None, None)
+        [0.05, 0.3]
     """
 
     def __init__(
-        self, read: Callable[[str], float | None] | None = None, expected: str = ""
+        self, kind: type[str | float] = str, lowest: int = 0, highest: float = math.inf
     ) -> None:
-        self.read, self.expected = read, expected
+        self.kind, self.lowest, self.highest = kind, lowest, highest
 
     def convert(  # type: ignore[override]
         self, value: str, param: click.Parameter | None, ctx: click.Context | None
@@ -86,47 +91,26 @@ class Several(StringParamType):
         parts = list(dict.fromkeys(part.strip() for part in value.split(",") if part.strip()))
         if not parts:
             raise InputError(f"{option} is empty, expected names or numbers separated by commas")
-        if self.read is None:
+        if self.kind is str:
             return parts
-        numbers: set[float] = set()
-        for part in parts:
-            number = self.read(part)
-            if number is None:
-                raise InputError(f"{option}: {part!r}, expected {self.expected}")
-            numbers.add(number)
-        return sorted(numbers)
+        return sorted({self._number(part, option) for part in parts})
 
-
-def numbers_to(highest: float = math.inf) -> Several:
-    """Numbers above 0.
-
-    Example:
-        >>> numbers_to().convert("0.3,0.05,0.3", None, None)
-        [0.05, 0.3]
-    """
-
-    def read(part: str) -> float | None:
-        value = number_or_text(part)
-        good = not isinstance(value, str) and 0 < value <= highest and math.isfinite(value)
-        return float(value) if good else None
-
-    allowed = "above 0" if highest == math.inf else f"above 0 and at most {highest:g}"
-    return Several(read, f"numbers {allowed}, such as 0.05,0.3")
-
-
-def counts_from(lowest: int) -> Several:
-    """Whole numbers.
-
-    Example:
-        >>> counts_from(1).convert("60,10,25", None, None)
-        [10, 25, 60]
-    """
-
-    def read(part: str) -> int | None:
-        whole = part.isascii() and part.isdigit() and len(part) < 10
-        return int(part) if whole and int(part) >= lowest else None
-
-    return Several(read, f"whole numbers, {lowest} or more")
+    def _number(self, part: str, option: str) -> float:
+        if self.kind is int:
+            good = part.isascii() and part.isdigit() and len(part) < 10
+            if good and int(part) >= self.lowest:
+                return int(part)
+            raise InputError(f"{option}: {part!r}, expected whole numbers, {self.lowest} or more")
+        try:
+            value = float(part)
+        except ValueError:
+            value = math.nan
+        if not (0 < value <= self.highest and math.isfinite(value)):
+            most = "" if self.highest == math.inf else f" and at most {self.highest:g}"
+            raise InputError(
+                f"{option}: {part!r}, expected numbers above 0{most}, such as 0.05,0.3"
+            )
+        return value
 
 
 COUNT, WHOLE, TWO_OR_MORE = (click.IntRange(min=least) for least in (1, 0, 2))
@@ -136,7 +120,7 @@ KINDS: dict[str, object] = {
     **dict.fromkeys(("N", "R", "W H"), COUNT),
     **dict.fromkeys(("SECONDS", "X", "F", "W"), float),
     **dict.fromkeys(("LABEL", "V"), int),
-    **{"": bool, "S": WHOLE, "METERS": POSITIVE, "S,S,…": numbers_to(), "N,N,…": counts_from(1)},
+    **{"": bool, "S": WHOLE, "METERS": POSITIVE, "S,S,…": Several(float), "N,N,…": Several(int, 1)},
 }
 """Kinds of values by what stands for them in the help; others are text."""
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from proxfield.core.common.records import Record
 from proxfield.core.solve.progress import detail, make_bar, share_done
 
 if TYPE_CHECKING:
@@ -104,8 +105,9 @@ class Counter(Display):
         self._start = self._said = time.monotonic()
         if self._bar is not None:
             detail = f"{self._done}/{self._total}"
-            self._task = self._bar.add_task("", total=self._total, detail=detail)
-            self._bar.update(self._task, completed=self._done)
+            self._task = self._bar.add_task(
+                "", total=self._total, completed=self._done, detail=detail
+            )
         return self
 
     def working(self, name: str) -> None:
@@ -130,6 +132,12 @@ class Counter(Display):
             self._bar.update(self._task, completed=self._done, detail=detail)
         elif self._done < self._total:  # what is finished is summed up anyway
             self._say()
+
+    def finished(self, record: Record) -> None:
+        """One more item is finished, with this record; an error is printed."""
+        self.count()
+        if record["error"] is not None:
+            self.note(f"proxfield: error: {record['error']}")
 
     def _say(self, detail: str = "") -> None:
         """A line on stderr, if the last one was long ago; logs and pipes aren't flooded."""

@@ -8,12 +8,14 @@ from math import prod
 
 import click
 
-from proxfield.cli import signals
 from proxfield.cli.commands.images import AXES
 from proxfield.cli.main import report
 from proxfield.cli.options import Options
 from proxfield.cli.progress import Counter
 from proxfield.cli.refine_files import (
+    FilePath,
+    affordable_jobs,
+    check_packages,
     find_images,
     find_partners,
     is_file_name,
@@ -22,35 +24,30 @@ from proxfield.cli.refine_files import (
     make_pairs,
     some,
 )
-from proxfield.cli.refine_inputs import (
-    KINDS,
-    choose_input,
-    in_options,
-    input_settings,
-    read_preset,
-)
-from proxfield.cli.refine_many import affordable_jobs, check_packages, run_all
-from proxfield.cli.refine_one import ImageWork
-from proxfield.cli.refine_tiles import check_kinds, for_tiles, run_tiled, tiled_pairs, too_large
-from proxfield.cli.running import check_device, check_limits, prepare_rule
+from proxfield.cli.refine_images import ImageWork, run_all
+from proxfield.cli.refine_tiles import choose_tiled, for_tiles, run_tiled
+from proxfield.cli.running import Ending, check_device, check_limits, in_options, prepare_rule
 from proxfield.cli.shared import print_json, print_pairs
 from proxfield.core.common.interrupts import raised_again
 from proxfield.core.common.records import Record
-from proxfield.core.jobs import ClusterError, LostWorkerError
 from proxfield.core.jobs.cluster import connected
 from proxfield.core.jobs.running import share_of
 from proxfield.errors import InputError
 from proxfield.images.cooccurrence import CooccurrenceStatistics
+from proxfield.images.known import CONFIDENCE
 from proxfield.images.metrics import share_of as share_in_words
+from proxfield.images.settings import DenseSettings, read_config
 from proxfield.io.images import read_array
-from proxfield.io.remote import AnyPath
 
+MAPS = ("n_labels", "unsure")
+"""Options that go to `DenseCRF.from_labels` as they are, and to nothing else."""
+KINDS = {"probs": "probabilities", "logits": "logits", "labels": "labels"}
+"""What an option names."""
 BUILD = (
     *("spatial_sigma", "spatial_weight", "bilateral_sigma", "bilateral_color"),
     *("bilateral_weight", "spacing", "filter"),
 )
 """Options that go to `DenseCRF` as they are, if they are given."""
-FAILED = 1
 FEW = 0.001
 """Share of changed pixels below which the settings are worth a look."""
 FEW_HINT = "; for more, try another --preset, {}or proxfield tune on images with known labels"
@@ -58,33 +55,34 @@ FEW_HINT = "; for more, try another --preset, {}or proxfield tune on images with
 
 def refine(options: Options) -> int | None:
     """Run the command; returns its exit code."""
-    output, overlay, part = options.output, options.overlay, options.part
+    output, overlay = options.output, options.overlay
     try:
         given, option, work = prepare(options)
     except InputError as error:
         raise InputError(in_options(error.message), path=error.path) from None
     found = find_images(options.images)
     partners = find_partners(found, given, option)
-    strokes: list[AnyPath | None] = []
+    strokes: dict[FilePath, FilePath] = {}
     if options.scribbles is not None:
         strokes = find_partners(found, options.scribbles, "--scribbles", optional=True)
     pairs = make_pairs(found, partners, output, overlay, work.kind, strokes)
     jobs = options.job_count
-    shared = dict.fromkeys(tiled_pairs(pairs, options), part)
-    own = [p for p in (pairs if part is None else part.of(pairs)) if p not in shared]
-    large = {**shared, **dict.fromkeys(too_large(own, options))}
-    check_packages([p for p in own if p not in large], jobs)
-    check_kinds(large)
+    large, own = choose_tiled(pairs, options)
+    check_packages(own, jobs)
+    in_tiles = [for_tiles(p, work, options, which) for p, which in large.items()]
     wanted = work.parameters
     always = options.force or is_file_name(output)
-    todo = [p for p in own if p not in large and (always or not is_finished(p, wanted))]
-    in_tiles = [for_tiles(p, work, options, which) for p, which in large.items()]
-    in_tiles = [t for t in in_tiles if t.is_due(always, options.force)]
+    todo = [p for p in own if always or not is_finished(p, wanted)]
+    in_tiles = [
+        t
+        for t in in_tiles
+        if options.force
+        or (always and t.part is None)  # others may do other tiles
+        or not is_finished(t.pair, t.work.parameters)
+    ]
     start = time.perf_counter()
     records: list[Record] = []
-    ending = ""
-    signals.begin_work()
-    try:  # from here on, an interrupted run says what is left of it
+    with Ending() as ending:  # from here on, an interrupted run says what is left of it
         for path, name in ((output, "-o"), (overlay, "--overlay")):
             if path is not None and (todo or in_tiles) and not is_file_name(path):
                 make_folder(path, name)
@@ -99,19 +97,9 @@ def refine(options: Options) -> int | None:
                     display.note(f"proxfield: note: {why}")
                 for record in run_all(todo, work, jobs, display) if todo else ():
                     records.append(record)
-                    display.count()
-                    if record["error"] is not None:
-                        display.note(f"proxfield: error: {record['error']}")
+                    display.finished(record)
             # one by one: an interrupted run keeps those that are there
             records.extend(run_tiled(in_tiles, wanted_jobs, resume=not options.force))
-    except KeyboardInterrupt:
-        ending = "interrupted"
-    except (LostWorkerError, ClusterError) as error:
-        ending = str(error)
-    except Exception:
-        if not signals.interrupted():
-            raise
-        ending = "interrupted"  # what a library made of Ctrl-C
     failed = [r for r in records if r["error"] is not None]
     partial = sum(r["error"] is None and r["output"] is None for r in records)
     count = len({*own, *large})
@@ -127,7 +115,11 @@ def refine(options: Options) -> int | None:
         "seconds": time.perf_counter() - start,
     }
     report_all(summary, records, options.as_json)
-    return finish(summary, failed, ending)
+    code = ending.exit_code("images", len(todo) + len(in_tiles) - len(records), len(failed))
+    if failed:
+        names = some([record["image"] for record in failed])
+        report(f"{len(failed)} of {count} images failed: {names}")
+    return code
 
 
 def prepare(options: Options) -> tuple[str, str, ImageWork]:
@@ -149,22 +141,62 @@ def prepare(options: Options) -> tuple[str, str, ImageWork]:
         build["cooccurrence"] = CooccurrenceStatistics.load(options.cooccurrence)
     more, from_labels = input_settings(options, chosen, build["preset"])
     build.update(more)
-    run = {
-        "rule": rule,
-        **options.pick("budget", "threads", "init", "tol", "seed", "device"),
-        **options.given("max_iters"),
-    }
+    same = options.pick("budget", "threads", "init", "tol", "seed", "device")
     work = ImageWork(
         options.output_kind,
         KINDS[chosen],
         from_labels,
         build,
-        run,
+        {"rule": rule, **same, **options.given("max_iters")},
         "float16" if options.float16 else "float32",
         None if options.names is None else tuple(options.names.split(",")),
         options.changed("spacing"),
     )
     return given, f"--{chosen}", work
+
+
+def choose_input(options: Options) -> tuple[str, str]:
+    """The path to what is known about pixels and the option that names it, without the dashes."""
+    there = options.given(*KINDS)
+    if len(there) != 1:
+        raise click.UsageError("expected --probs or --labels or --logits, one of them")
+    ((name, path),) = there.items()
+    if name != "labels":
+        for only in options.given(*MAPS):
+            raise click.UsageError(f"--{only.replace('_', '-')} goes with --labels only")
+        if options.ignore != "auto":
+            raise click.UsageError("--ignore goes with --labels only")
+    if name != "probs" and options.normalize:
+        raise click.UsageError("--normalize goes with --probs only")
+    if name == "labels" and options.labels_axis != "auto":
+        raise click.UsageError("--labels-axis goes with --probs and --logits only")
+    return path, name
+
+
+def input_settings(
+    options: Options, name: str, preset: str | DenseSettings
+) -> tuple[Record, Record | None]:
+    """Options for `DenseCRF`, and those for `from_labels` (None: no label maps)."""
+    given = DenseSettings.chosen({"preset": preset, "confidence": options.confidence}).confidence
+    if name == "labels":
+        from_labels = options.given(*MAPS)
+        if given is not None:
+            from_labels["confidence"] = given
+        return {}, {**from_labels, "ignore": options.ignore}
+    build: Record = {"labels_axis": AXES[options.labels_axis]}
+    build["confidence"] = CONFIDENCE if given is None else given
+    if name == "probs":
+        build["normalize"] = options.normalize
+    return build, None
+
+
+def read_preset(options: Options) -> str | DenseSettings:
+    """The name of a preset, or the settings of a file."""
+    if options.config is None:
+        return str(options.preset)
+    if options.changed("preset"):
+        raise click.UsageError("--preset and --config contradict each other, expected one of them")
+    return read_config(options.config)
 
 
 # ---- what is said at the end ----
@@ -219,17 +251,3 @@ def alike(notes: list[str]) -> list[tuple[str, int]]:
         first, count = found.get(key, (note, 0))
         found[key] = first, count + 1
     return list(found.values())
-
-
-def finish(summary: Record, failed: list[Record], ending: str) -> int | None:
-    """The exit code, after the list of what failed."""
-    if ending:
-        left = summary["images"] - summary["refined"] - summary["skipped"] - summary["failed"]
-        left -= summary["partial"]
-        report(f"{ending}; {left} images are left, run the same again to go on", kind="")
-    if failed:
-        names = some([record["image"] for record in failed])
-        report(f"{len(failed)} of {summary['images']} images failed: {names}")
-    if ending == "interrupted":
-        return signals.INTERRUPTED
-    return FAILED if failed or ending else None

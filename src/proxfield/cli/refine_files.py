@@ -1,4 +1,4 @@
-"""The files of ``proxfield refine``: which go together, and where results go.
+"""The files of ``proxfield refine``: which go together, how large they are, where results go.
 
 Beside each result a small JSON file says how it was made. A result is finished if that file has the
 same parameters and is newer than what it was made of; any other is made again.
@@ -8,22 +8,30 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import overload
+from math import prod
+from types import MappingProxyType
+from typing import TypeAlias
 
 import click
 
 from proxfield._version import __version__
 from proxfield.cli.shared import check_target
+from proxfield.core.common import memory
+from proxfield.core.common.memory import human_bytes
 from proxfield.core.common.records import Record, plain
+from proxfield.core.jobs import import_joblib
 from proxfield.errors import InputError
+from proxfield.io import npy
 from proxfield.io.files import atomic_write, display_name, ending, stem
-from proxfield.io.images import ARRAYS, PICTURES
+from proxfield.io.images import ARRAYS, PICTURES, import_pillow
 from proxfield.io.remote import AnyPath, RemotePath, is_remote, make_path
-from proxfield.io.tiff import GEOTIFF, NIFTI, has_rasterio, is_geotiff
+from proxfield.io.tiff import GEOTIFF, NIFTI, has_rasterio, import_nibabel, is_geotiff
 from proxfield.io.windows import is_zarr
 
+FilePath: TypeAlias = AnyPath
+"""A file of this machine, or of a store."""
 IMAGES = (*PICTURES, *ARRAYS, *NIFTI)
 LABEL_MAPS = (".png", ".tif", ".tiff", ".bmp", *ARRAYS, *NIFTI)
 SCORES = (*ARRAYS, *NIFTI, *GEOTIFF)
@@ -31,6 +39,13 @@ MASKS = (".png", ".bmp")
 """Probabilities too, of foreground; in a folder they count where there is nothing else."""
 SUFFIXES = {"labels": (".png", ".npy"), "probabilities": (".npz",)}
 """Names of results in a folder end in one of these (volumes don't fit a picture)."""
+SAMPLED_FILES = 200
+"""Files, the largest ones, whose sizes decide how many images are refined at once."""
+ENTRY_BYTES = 60
+PIXEL_BYTES = 650
+PROCESS_BYTES = 300 * 2**20
+"""Memory that an image takes for each pixel and label, for each pixel, and in any case: measured
+on images of 0.3 megapixels with 3 and with 21 labels."""
 MAX_NAMED_FILES = 5
 """Files that a message about many of them names."""
 
@@ -39,17 +54,27 @@ MAX_NAMED_FILES = 5
 class Pair:
     """One image, what is known about its pixels, and where the result goes."""
 
-    image: AnyPath
-    unary: AnyPath
-    targets: tuple[AnyPath, ...]
+    image: FilePath
+    unary: FilePath
+    targets: tuple[FilePath, ...]
     """Where the result goes: the first of these whose kind can hold it."""
-    overlay: AnyPath | None = None
-    scribbles: AnyPath | None = None
+    overlay: FilePath | None = None
+    scribbles: FilePath | None = None
+
+    @property
+    def inputs(self) -> list[FilePath]:
+        """The files that are read."""
+        return [p for p in (self.image, self.unary, self.scribbles) if p is not None]
+
+    @property
+    def outputs(self) -> list[FilePath]:
+        """The files that are written, or could be."""
+        return [*self.targets, *([] if self.overlay is None else [self.overlay])]
 
 
-def find_images(given: Sequence[str]) -> list[AnyPath]:
+def find_images(given: Sequence[str]) -> list[FilePath]:
     """Files as named, and all images in folders as named."""
-    found: list[AnyPath] = []
+    found: list[FilePath] = []
     for text in given:
         path = make_path(text)
         if path.is_dir() and not is_zarr(path):
@@ -67,33 +92,23 @@ def find_images(given: Sequence[str]) -> list[AnyPath]:
     return found
 
 
-def list_folder(folder: AnyPath, suffixes: Iterable[str]) -> list[AnyPath]:
+def list_folder(folder: FilePath, suffixes: Iterable[str]) -> list[FilePath]:
     """Files with such suffixes, in order; hidden ones left out."""
     kinds = tuple(suffixes)
-    inside: list[AnyPath] = sorted(folder.iterdir(), key=lambda path: path.name)
+    inside: list[FilePath] = sorted(folder.iterdir(), key=lambda path: path.name)
     return [p for p in inside if ending(p) in kinds and not p.name.startswith(".")]
 
 
-@overload
-def find_partners(images: Sequence[AnyPath], given: str, option: str) -> list[AnyPath]: ...
-
-
-@overload
 def find_partners(
-    images: Sequence[AnyPath], given: str, option: str, *, optional: bool
-) -> list[AnyPath | None]: ...
-
-
-def find_partners(
-    images: Sequence[AnyPath], given: str, option: str, *, optional: bool = False
-) -> list[AnyPath | None] | list[AnyPath]:
-    """For each image the file of the same stem in a folder; for one image also a file.
+    images: Sequence[FilePath], given: str, option: str, *, optional: bool = False
+) -> dict[FilePath, FilePath]:
+    """For images the files of the same stem in a folder; for one image also a file.
 
     Args:
         images: The images.
         given: A file or a folder.
         option: The option that named it.
-        optional: Images without a file get None instead of an error.
+        optional: Some of the images may have no file.
     """
     place, name = make_path(given), display_name(given)
     what = {"--probs": "probabilities"}.get(option, option.lstrip("-"))
@@ -105,11 +120,14 @@ def find_partners(
             )
         if not place.exists():
             raise InputError(f"{option}: no such file, expected {what}", path=name)
-        return [place]
+        return dict.fromkeys(images, place)
     suffixes = SCORES if option in ("--probs", "--logits") else LABEL_MAPS
-    by_stem = _by_stem(place, suffixes)
-    if option == "--probs":
-        by_stem = {**_by_stem(place, MASKS), **by_stem}
+    by_stem: dict[str, list[FilePath]] = {}
+    for kinds in (suffixes, MASKS if option == "--probs" else ()):
+        known = set(by_stem)
+        for path in list_folder(place, kinds):
+            if stem(path) not in known:
+                by_stem.setdefault(stem(path), []).append(path)
     missing = [image.name for image in images if stem(image) not in by_stem]
     if missing and (not optional or len(missing) == len(images)):
         example = f"{stem(missing[0])}{suffixes[0]}"
@@ -126,15 +144,7 @@ def find_partners(
                 "expected one",
                 path=name,
             )
-    found = [by_stem.get(stem(image)) for image in images]
-    return [None if there is None else there[0] for there in found]
-
-
-def _by_stem(folder: AnyPath, suffixes: Sequence[str]) -> dict[str, list[AnyPath]]:
-    found: dict[str, list[AnyPath]] = {}
-    for path in list_folder(folder, suffixes):
-        found.setdefault(stem(path), []).append(path)
-    return found
+    return {image: by_stem[stem(image)][0] for image in images if stem(image) in by_stem}
 
 
 def some(names: Sequence[str]) -> str:
@@ -150,14 +160,14 @@ def some(names: Sequence[str]) -> str:
 
 
 def make_pairs(
-    images: Sequence[AnyPath],
-    unaries: Sequence[AnyPath | None],
+    images: Sequence[FilePath],
+    unaries: Mapping[FilePath, FilePath],
     output: str,
     overlay: str | None,
     kind: str,
-    scribbles: Sequence[AnyPath | None] = (),
+    scribbles: Mapping[FilePath, FilePath] = MappingProxyType({}),
     *,
-    others: Sequence[AnyPath] = (),
+    others: Sequence[FilePath] = (),
     overlay_option: str = "--overlay",
 ) -> list[Pair]:
     """Where everything goes; refuses what would overwrite an input or another result.
@@ -166,39 +176,35 @@ def make_pairs(
         images: The images.
         unaries: What is known about the pixels of each.
         output: A folder, or a file for one image.
-        overlay: The same for pictures.
+        overlay: A folder or a file for pictures.
         kind: "labels" or "probabilities".
-        scribbles: Scribbles of each image.
+        scribbles: Scribbles of images.
         others: Other inputs, which no result may overwrite.
         overlay_option: The option that named ``overlay``.
     """
     targets = place_outputs(images, output, "-o", kind)
-    pictures: Sequence[tuple[AnyPath | None, ...]] = [(None,)] * len(images)
+    pictures: Sequence[tuple[FilePath | None, ...]] = [(None,)] * len(images)
     if overlay is not None:
         pictures = place_outputs(images, overlay, overlay_option, "overlay")
-    strokes = list(scribbles) or [None] * len(images)
-    inputs = [path for path in (*images, *unaries, *strokes, *others) if path is not None]
+    pairs = [
+        Pair(image, unaries[image], target, picture[0], scribbles.get(image))
+        for image, target, picture in zip(images, targets, pictures, strict=True)
+    ]
+    inputs = [*(path for pair in pairs for path in pair.inputs), *others]
     taken = {_identity(path): f"the input {path}" for path in inputs}
-    pairs = []
-    for image, unary, target, picture, stroke in zip(
-        images, unaries, targets, pictures, strokes, strict=True
-    ):
-        assert unary is not None
-        pairs.append(Pair(image, unary, target, picture[0], stroke))
-        for path in (*target, *picture):
-            if path is None:
-                continue
+    for pair in pairs:
+        for path in pair.outputs:
             real = _identity(path)
             if real in taken:
                 raise click.UsageError(
-                    f"the result {path} of {image} would overwrite {taken[real]}; "
+                    f"the result {path} of {pair.image} would overwrite {taken[real]}; "
                     "choose another folder or other names"
                 )
-            taken[real] = f"that of {image}"
+            taken[real] = f"that of {pair.image}"
     return pairs
 
 
-def _identity(path: AnyPath) -> str:
+def _identity(path: FilePath) -> str:
     """What two names of the same file have in common."""
     return str(path) if isinstance(path, RemotePath) else os.path.realpath(path)
 
@@ -210,7 +216,7 @@ def is_file_name(given: str) -> bool:
     return ending(given) in IMAGES and not make_path(given).is_dir()
 
 
-def own_suffix(image: AnyPath) -> str | None:
+def own_suffix(image: FilePath) -> str | None:
     """The kind of file that keeps the place of an image; None if it has none, or can't be kept."""
     if ending(image) in NIFTI:
         return ".nii.gz"
@@ -218,16 +224,9 @@ def own_suffix(image: AnyPath) -> str | None:
 
 
 def place_outputs(
-    images: Sequence[AnyPath], given: str, option: str, kind: str
-) -> list[tuple[AnyPath, ...]]:
-    """Names for each image's result: in a folder, or the very file named for one image.
-
-    Args:
-        images: The images.
-        given: A folder or a file.
-        option: The option that named it.
-        kind: "labels", "probabilities" or "overlay".
-    """
+    images: Sequence[FilePath], given: str, option: str, kind: str
+) -> list[tuple[FilePath, ...]]:
+    """Names for each image's result: in a folder, or the very file named for one image."""
     place = make_path(given)
     own = [None if kind == "overlay" else own_suffix(image) for image in images]
     if is_file_name(given):
@@ -265,10 +264,66 @@ def make_folder(given: str, option: str) -> None:
         ) from None
 
 
+# ---- memory ----
+
+
+def bytes_needed(pair: Pair, n_labels: int | None) -> int:
+    """About how much memory one image takes, from the headers of its files."""
+    try:
+        shape = stored_shape(pair.unary)
+    except Exception:  # of many libraries: the file will be reported when its turn comes
+        return PROCESS_BYTES
+    size = prod(shape)
+    if ending(pair.unary) in ARRAYS and n_labels is None:
+        pixels = size // max(1, min(shape[0], shape[-1])) if shape else 1
+    else:
+        pixels, size = size, size * (n_labels or 32)
+    return PROCESS_BYTES + PIXEL_BYTES * pixels + ENTRY_BYTES * size
+
+
+def stored_shape(path: FilePath) -> tuple[int, ...]:
+    """The shape of an array or a picture, without reading it."""
+    suffix = ending(path)
+    if suffix in NIFTI:
+        return tuple(import_nibabel().load(path).shape)
+    if suffix not in ARRAYS:
+        with import_pillow().open(path) as picture:
+            return (picture.height, picture.width)
+    return npy.stored_shape(path)
+
+
+def affordable_jobs(wanted: int, pairs: Sequence[Pair], n_labels: int | None) -> tuple[int, str]:
+    """How many images to refine at once, and why if these are fewer than wanted."""
+    jobs = max(1, min(wanted, len(pairs)))
+    left = memory.available_memory()
+    if jobs == 1 or left is None:
+        return jobs, ""
+    largest = sorted(pairs, key=lambda pair: pair.unary.stat().st_size)[-SAMPLED_FILES:]
+    worst = max(bytes_needed(pair, n_labels) for pair in largest)
+    fitting = max(1, int(0.8 * left) // worst)
+    if fitting >= jobs:
+        return jobs, ""
+    return fitting, (
+        f"{fitting} instead of {jobs} jobs: an image takes about {human_bytes(worst)}, and "
+        f"{human_bytes(left)} are available"
+    )
+
+
+def check_packages(pairs: Sequence[Pair], jobs: int | None) -> None:
+    """Name a package that is missing before the work begins, not once for each image."""
+    if jobs is None or jobs > 1:
+        import_joblib()
+    kinds = {ending(path) for pair in pairs for path in (*pair.inputs, pair.overlay or ".")}
+    if kinds & {*PICTURES}:
+        import_pillow()
+    if kinds & {*NIFTI}:
+        import_nibabel()
+
+
 # ---- how results were made ----
 
 
-def record_path(target: AnyPath) -> AnyPath:
+def record_path(target: FilePath) -> FilePath:
     """The file that says how a result was made.
 
     Example:
@@ -280,17 +335,9 @@ def record_path(target: AnyPath) -> AnyPath:
 
 
 def write_record(
-    pair: Pair, what: str, parameters: Record, target: AnyPath, summary: Record
+    pair: Pair, what: str, parameters: Record, target: FilePath, summary: Record
 ) -> None:
-    """Say how a result was made; written last, so that it says that all is there.
-
-    Args:
-        pair: The files.
-        what: What is known about the pixels: "probabilities", "logits" or "labels".
-        parameters: All else that decides on a result.
-        target: The result.
-        summary: What it came to.
-    """
+    """Say how a result was made; written last, so that it says that all is there."""
     data = {
         "proxfield": __version__,
         "image": str(pair.image),
@@ -308,7 +355,6 @@ def is_finished(pair: Pair, wanted: Record) -> bool:
     """Whether all files of a pair are there, made with these parameters and from these files."""
     if pair.overlay is not None and not pair.overlay.exists():
         return False
-    inputs = [p for p in (pair.image, pair.unary, pair.scribbles) if p is not None]
     for target in pair.targets:
         if not target.exists():
             continue
@@ -316,7 +362,9 @@ def is_finished(pair: Pair, wanted: Record) -> bool:
         try:
             stored = json.loads(beside.read_text(encoding="utf-8"))
             made = beside.stat().st_mtime_ns
-            if stored["parameters"] == wanted and made >= max(p.stat().st_mtime_ns for p in inputs):
+            if stored["parameters"] == wanted and made >= max(
+                p.stat().st_mtime_ns for p in pair.inputs
+            ):
                 return True
         except (OSError, ValueError, KeyError, TypeError):
             continue  # none, or none of ours: made again

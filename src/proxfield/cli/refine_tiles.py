@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter as Counts
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import click
@@ -14,16 +14,18 @@ import numpy as np
 
 from proxfield.cli.options import Options
 from proxfield.cli.progress import Counter, Display
-from proxfield.cli.refine_files import Pair, is_finished, record_path, write_record
-from proxfield.cli.refine_inputs import in_options
-from proxfield.cli.refine_many import (
+from proxfield.cli.refine_files import (
     ENTRY_BYTES,
     PIXEL_BYTES,
     PROCESS_BYTES,
     SAMPLED_FILES,
+    Pair,
     bytes_needed,
+    record_path,
+    write_record,
 )
-from proxfield.cli.refine_one import ImageWork, new_record, with_failures
+from proxfield.cli.refine_images import ImageWork, new_record, try_step
+from proxfield.cli.running import in_options
 from proxfield.core.common import memory
 from proxfield.core.common.records import Record
 from proxfield.core.jobs.running import Part
@@ -62,49 +64,30 @@ class Tiled:
     work: ImageWork
     part: Part | None = None
 
-    def is_due(self, always: bool, force: bool) -> bool:
-        """Whether there is something to do.
 
-        Args:
-            always: A result that is there is made again, unless parts of it are done by others.
-            force: It is made again in any case.
-        """
-        again = force or (always and self.part is None)
-        return again or not is_finished(self.pair, self.work.parameters)
+def choose_tiled(
+    pairs: Sequence[Pair], options: Options
+) -> tuple[dict[Pair, Part | None], list[Pair]]:
+    """What is refined in tiles, with the part of the tiles that this run does, and what is whole.
 
-
-def tiled_pairs(pairs: Sequence[Pair], options: Options) -> list[Pair]:
-    """The pairs to refine in tiles because the user says so, or by their kind.
-
-    Args:
-        pairs: All pairs.
-        options: The command's options.
+    Images are tiled because the user says so, by their kind, or as they don't fit in memory.
     """
-    found = [p for p in pairs if options.tile is not None or must_be_tiled(p)]
-    whole = needs_the_whole(options)
-    if found and whole:
-        raise click.UsageError(f"{whole} doesn't go with tiles, expected an image in one piece")
-    return found
-
-
-def too_large(pairs: Sequence[Pair], options: Options) -> list[Pair]:
-    """The pairs, of those that remain, that don't fit in memory; see `tiled_pairs`."""
-    found: list[Pair] = []
+    part = options.part
+    # what looks at an image as a whole
+    whole = next(iter(options.given("scribbles", "cooccurrence", "overlay")), "")
+    tiled = {p: part for p in pairs if options.tile is not None or must_be_tiled(p)}
+    if tiled and whole:
+        raise click.UsageError(f"--{whole} doesn't go with tiles, expected an image in one piece")
+    own = [p for p in (pairs if part is None else part.of(pairs)) if p not in tiled]
     left = memory.available_memory()
-    if left is not None and not needs_the_whole(options):
-        rest = [p for p in pairs if can_be_tiled(p, options)]
+    large: list[Pair] = []
+    if left is not None and not whole:
+        rest = [p for p in own if can_be_tiled(p, options)]
         largest = sorted(rest, key=lambda p: p.unary.stat().st_size)[-SAMPLED_FILES:]
-        limit = SHARE * left
-        found = [p for p in largest if bytes_needed(p, options.n_labels) > limit]
-    if options.halo is not None and options.tile is None and not found:
+        large = [p for p in largest if bytes_needed(p, options.n_labels) > SHARE * left]
+    if options.halo is not None and options.tile is None and not large:
         raise click.UsageError("--halo goes with tiles, expected --tile too")
-    return found
-
-
-def needs_the_whole(options: Options) -> str:
-    """An option that looks at an image as a whole; "" if there is none."""
-    found = options.given("scribbles", "cooccurrence", "overlay")
-    return next((f"--{name}" for name in found), "")
+    return {**tiled, **dict.fromkeys(large)}, [p for p in own if p not in large]
 
 
 def can_be_tiled(pair: Pair, options: Options) -> bool:
@@ -120,17 +103,21 @@ def must_be_tiled(pair: Pair) -> bool:
     """Whether a pair's files are of kinds that are read or written in windows only."""
     target = ending(pair.targets[0])
     placed = is_geotiff(pair.image) and has_rasterio()
-    return (
-        is_zarr(pair.image)
-        or is_zarr(pair.unary)
-        or ending(pair.image) in SLIDES
-        or target == ".zarr"
-        or (target in GEOTIFF and not placed)
-    )
+    zarr = is_zarr(pair.image) or is_zarr(pair.unary) or target == ".zarr"
+    return zarr or ending(pair.image) in SLIDES or (target in GEOTIFF and not placed)
 
 
 def for_tiles(pair: Pair, work: ImageWork, options: Options, part: Part | None) -> Tiled:
-    """A pair with a result that can be written in windows, and the work with its tiles."""
+    """A pair with a result that can be written in windows, and the work with its tiles.
+
+    Raises:
+        InputError: If only some other reader knows the files.
+    """
+    if ending(pair.image) in NIFTI or ending(pair.unary) in (*NIFTI, ".npz"):
+        raise InputError(
+            "can't be read in windows, expected .npy, .zarr or TIFF (leave out --tile)",
+            path=str(pair.image if ending(pair.image) in NIFTI else pair.unary),
+        )
     target = pair.targets[0]
     if ending(target) == ".npz":
         target = target.with_name(f"{stem(target)}.npy")
@@ -139,7 +126,7 @@ def for_tiles(pair: Pair, work: ImageWork, options: Options, part: Part | None) 
 
 
 def run_tiled(todo: Sequence[Tiled], jobs: int | None, *, resume: bool) -> Iterator[Record]:
-    """The records of images that are refined in tiles, one image after another.
+    """The records of images that are refined in tiles, one after another, with a bar over tiles.
 
     Args:
         todo: The images.
@@ -148,27 +135,12 @@ def run_tiled(todo: Sequence[Tiled], jobs: int | None, *, resume: bool) -> Itera
         resume: Whether tiles of an earlier run count.
     """
     for one in todo:
-        record = refine_in_tiles(one, affordable_tiles(jobs, one.work), resume)
+        record = new_record(one.pair)
+        at_a_time = affordable_tiles(jobs, one.work)
+        record.update(try_step(record, partial(_refine, one, at_a_time, resume, record)) or {})
         if record["error"] is not None:
             click.echo(f"proxfield: error: {record['error']}", err=True)
         yield record
-
-
-def refine_in_tiles(one: Tiled, jobs: int | None, resume: bool) -> Record:
-    """Refine one image with a bar over its tiles; a failure becomes an entry of the record.
-
-    Args:
-        one: The image.
-        jobs: Tiles at a time.
-        resume: Whether tiles of an earlier run count.
-    """
-    record = new_record(one.pair)
-
-    def step() -> None:
-        record.update(_refine(one, jobs, resume, record))
-
-    with_failures(one.pair, record, step)
-    return record
 
 
 def _refine(one: Tiled, jobs: int | None, resume: bool, record: Record) -> Record:
@@ -178,8 +150,18 @@ def _refine(one: Tiled, jobs: int | None, resume: bool, record: Record) -> Recor
     target = pair.targets[0]
     if isinstance(target, RemotePath):
         raise InputError("tiles can't be written there, expected a file of this machine")
-    image, unary = _given(pair, work, record["notes"])
-    place, reference = _place(pair, target)
+    decoded = {*PICTURES} - {*GEOTIFF}
+    image: Any = pair.image  # files where they can be read in windows, else arrays
+    if ending(pair.image) in decoded:
+        image = read_image(pair.image, record["notes"])
+    unary: Any = pair.unary
+    if work.what == "labels" and ending(pair.unary) in decoded:
+        unary = read_labels(pair.unary)[0]
+    place, reference = target, None
+    if ending(target) not in KINDS:
+        place = target.with_name(f"{target.name}.npy")
+    elif ending(target) in GEOTIFF and has_rasterio() and is_geotiff(pair.image):
+        reference = read_reference(pair.image)
     tiles = work.tiles or {}
     options: Record = {**work.build, **(work.from_labels or {}), **work.run}
     with ExitStack() as shown:
@@ -229,37 +211,11 @@ def _refine(one: Tiled, jobs: int | None, resume: bool, record: Record) -> Recor
     if not found.complete:
         return {"output": None, "overlay": None, **summary}
     record_path(target).unlink(missing_ok=True)
-    if place != target:
-        _as_picture(place, target, found.n_labels)
+    if place != target:  # the picture that was asked for, in one piece: a byte or two per pixel
+        write_labels(target, map_array(place), found.n_labels)
+        place.unlink()
     write_record(pair, work.what, work.parameters, target, summary)
     return {"output": str(target), "overlay": None, **summary}
-
-
-def _given(pair: Pair, work: ImageWork, notes: list[str]) -> tuple[Any, Any]:
-    """Image and unaries: files where they can be read in windows, else arrays."""
-    pictures = {*PICTURES} - {*GEOTIFF}
-    image: Any = pair.image
-    if ending(pair.image) in pictures:
-        image = read_image(pair.image, notes)
-    unary: Any = pair.unary
-    if work.what == "labels" and ending(pair.unary) in pictures:
-        unary = read_labels(pair.unary)[0]
-    return image, unary
-
-
-def _place(pair: Pair, target: Path) -> tuple[Path, Any]:
-    """The file that tiles are written to, and where on Earth it is."""
-    if ending(target) not in KINDS:
-        return target.with_name(f"{target.name}.npy"), None
-    if ending(target) in GEOTIFF and has_rasterio() and is_geotiff(pair.image):
-        return target, read_reference(pair.image)
-    return target, None
-
-
-def _as_picture(place: Path, target: Path, n_labels: int) -> None:
-    """Labels as the picture that was asked for, in one piece: a byte or two per pixel."""
-    write_labels(target, map_array(place), n_labels)
-    place.unlink()
 
 
 def affordable_tiles(jobs: int | None, work: ImageWork) -> int | None:
@@ -268,24 +224,12 @@ def affordable_tiles(jobs: int | None, work: ImageWork) -> int | None:
     if left is None or jobs is None or jobs == 1:
         return jobs
     tiles, labels = work.tiles or {}, (work.from_labels or {}).get("n_labels", USUAL_LABELS)
-    halo = widest_halo(work) if tiles["halo"] is None else tiles["halo"]
+    halo = tiles["halo"]
+    if halo is None:  # as it is chosen, in pixels of size 1
+        settings = DenseSettings.chosen(work.build)
+        halo = int(
+            HALO_SIGMAS * np.max([*map(np.max, (settings.spatial_sigma, settings.bilateral_sigma))])
+        )
     pixels = (tiles["tile"] + 2 * halo) ** 2
     each = PROCESS_BYTES + pixels * (PIXEL_BYTES + ENTRY_BYTES * labels)
     return max(1, min(jobs, int(SHARE * left / each)))
-
-
-def widest_halo(work: ImageWork) -> int:
-    """The halo that is chosen where none is given, in pixels of size 1."""
-    settings = DenseSettings.chosen(work.build)
-    widest = map(np.max, (settings.spatial_sigma, settings.bilateral_sigma))
-    return int(HALO_SIGMAS * max(widest))
-
-
-def check_kinds(pairs: Iterable[Pair]) -> None:
-    """Refuse volumes that only some other reader knows, before any work."""
-    for pair in pairs:
-        if ending(pair.image) in NIFTI or ending(pair.unary) in (*NIFTI, ".npz"):
-            raise InputError(
-                "can't be read in windows, expected .npy, .zarr or TIFF (leave out --tile)",
-                path=str(pair.image if ending(pair.image) in NIFTI else pair.unary),
-            )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -40,6 +41,16 @@ REMEDIES = {
     "change --seed, or check the zeros of the model",
 }
 """The remedies of `Status` in the words of the command line."""
+OPTION_NAMES = (
+    *("labels_axis", "channel_axis", "normalize", "logits", "scribbles", "ignore", "unsure"),
+    *("confidence", "n_labels", "spatial_sigma", "spatial_weight", "bilateral_sigma", "filter"),
+    *("bilateral_color", "bilateral_weight", "spacing", "compatibility", "cooccurrence"),
+    *("max_iters", "tol", "budget", "seed", "device", "threads", "jobs"),
+)
+"""Arguments of Python that the command line has as options."""
+_NAMES = "|".join(OPTION_NAMES)
+_WITH_VALUE = re.compile(rf"\b({_NAMES})=(\[[^\]]*\]|\([^)]*\)|'[^']*'|[-+\w.]+)?")
+_WITHOUT = re.compile(rf"\b({'|'.join(n for n in OPTION_NAMES if '_' in n)})\b(?!=)")
 T = TypeVar("T")
 
 
@@ -64,8 +75,10 @@ class LoadedModel:
         return {"n_observed": self.n_observed, "load_seconds": self.seconds}
 
 
-def load(options: Options) -> LoadedModel:
+def load(options: Options, display: Display | None = None) -> LoadedModel:
     """Read a model and its evidence; ``-`` is standard input."""
+    if display is not None:
+        display.phase(f"reading {options.model}")
     model, evidence, limit = options.model, options.evidence, options.max_bytes
     if model == "-" and evidence == "-":
         raise click.UsageError("the model and the evidence can't both come from standard input")
@@ -167,6 +180,31 @@ def status_line(
     return f"{status.label} ({remedies.get(status.name, status.value)})"
 
 
+def in_options(message: str) -> str:
+    """A message of the library with the names of the command's options.
+
+    Example:
+        >>> in_options("can be read in two ways; pass labels_axis=0 or -1")
+        'can be read in two ways; pass --labels-axis first or last'
+        >>> in_options("spatial_sigma=[1, 2], expected 3; normalize=True divides by the sum")
+        '--spatial-sigma 1,2, expected 3; --normalize divides by the sum'
+        >>> in_options("colors are wide; pass bilateral_color, a standard deviation")
+        'colors are wide; pass --bilateral-color, a standard deviation'
+    """
+    message = re.sub(r"\b(labels|channel)_axis=0 or -1", r"--\1-axis first or last", message)
+    message = message.replace("pass labels // 255", "give the file as --probs")
+    message = message.replace("DenseCRF.from_labels(image, labels)", "--labels")
+
+    def option(found: re.Match[str]) -> str:
+        flag, value = f"--{found[1].replace('_', '-')}", found[2]
+        if value in (None, "True"):
+            return flag
+        return f"{flag} {re.sub(r', ', ',', value.strip('[]()'))}"
+
+    message = _WITH_VALUE.sub(option, message)
+    return _WITHOUT.sub(lambda found: f"--{found[1].replace('_', '-')}", message)
+
+
 # ---- many items ----
 
 
@@ -195,13 +233,7 @@ class Ending:
         return bool(self.text)
 
     def exit_code(self, what: str, left: int, failed: int) -> int | None:
-        """The exit code, after a line about what is left.
-
-        Args:
-            what: What the items are.
-            left: How many weren't done.
-            failed: How many failed.
-        """
+        """The exit code, after a line about how many items are left, if the work ended early."""
         if self.text:
             report(f"{self.text}; {left} {what} are left, run the same again to go on", kind="")
         if self.text == "interrupted":
@@ -209,17 +241,14 @@ class Ending:
         return FAILED if failed or self.text else None
 
 
-def attempt(
-    record: Record, name: str, step: Callable[[], T], reword: Callable[[str], str] | None = None
-) -> T | None:
+def attempt(record: Record, name: str, step: Callable[[], T], *, is_file: bool = False) -> T | None:
     """The result of a step of the work on one item; a failure becomes ``record["error"]``.
 
     Args:
         record: Of the item.
         name: Of the item.
         step: The step.
-        reword: Puts messages of the library in the words of options, for items that are files:
-            an error that names a file is left as it is.
+        is_file: An error that names a file is left as it is, others get the words of options.
     """
     try:
         return step()
@@ -228,11 +257,11 @@ def attempt(
             raise KeyboardInterrupt from error
         if ends_the_run(error):
             raise
-        if reword is not None and isinstance(error, InputError) and error.path is not None:
+        if is_file and isinstance(error, InputError) and error.path is not None:
             record["error"] = str(error)
         elif isinstance(error, (ProxfieldError, OSError, MemoryError)):
             text = describe(error)
-            record["error"] = f"{name}: {text if reword is None else reword(text)}"
+            record["error"] = f"{name}: {in_options(text) if is_file else text}"
         elif os.environ.get("PROXFIELD_DEBUG", "0") not in ("", "0"):
             raise
         else:  # one item in a thousand must not end the run

@@ -1,10 +1,15 @@
-"""``proxfield solve`` and ``proxfield map``: one inference, and the labelling of lowest energy."""
+"""``proxfield solve``, ``map`` and ``compare``: inference, the best labelling, several rules."""
 
 from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from proxfield._version import __version__
+from proxfield.cli.main import report
 from proxfield.cli.options import Options
 from proxfield.cli.progress import Display
 from proxfield.cli.running import (
@@ -19,19 +24,26 @@ from proxfield.cli.running import (
     shown_by,
     status_line,
 )
-from proxfield.cli.shared import number, print_json, print_pairs
+from proxfield.cli.shared import number, print_json, print_pairs, print_table
 from proxfield.cli.signals import INTERRUPTED
 from proxfield.core.common.records import Record
 from proxfield.core.solve.infer import check_modes
+from proxfield.core.solve.rules.base import Rule
+from proxfield.core.solve.rules.registry import RULES
 from proxfield.core.solve.solve_map import MapResult, solve_map
-from proxfield.errors import InputError
+from proxfield.errors import InputError, ProxfieldError
 from proxfield.io.files import atomic_write
+from proxfield.io.npy import map_array
 from proxfield.io.results import format_map, format_mar, format_pr
 from proxfield.result import Result
+from proxfield.viz import convergence_figure, save_figure
+
+if TYPE_CHECKING:
+    from proxfield.distributed import Partition, PartResult, Transport
 
 MAX_SHOWN_MODES = 8
 """Modes that the printed summary lists."""
-SAME = ("max_iters", "budget", "threads", "seed", "device", "dtype", "kernels")
+ENGINE = ("device", "dtype", "kernels")
 """Options that `infer` and `solve_map` take as they are."""
 MAP_REMEDIES = {
     "MAX_ITERS": "raise --max-iters, or give a --budget",
@@ -57,21 +69,18 @@ def solve(options: Options) -> int | None:
     check_modes(options.modes, rule)
     check_limits(options)
     check_device(options)
-    given = options.pick(*SAME, "tol", "init", "keep")
+    given = options.pick("max_iters", "tol", "budget", "threads", "init", "seed", *ENGINE, "keep")
     if options.distributed:
-        from proxfield.cli.solve_distributed import report, solve_rank  # imports numba
-
         shared, first, text = solve_rank(options, rule, given)
         if first:
             write_texts(shared, text, output, options.trace)
             if options.as_json or task is None:
-                report(shared, options.as_json)
+                print_part(shared, options.as_json)
         return NOT_CONVERGED if options.strict and not shared.converged else None
     for option in options.given("coupling", "checkpoint"):
         raise click.UsageError(f"--{option} needs --distributed")
     with Display() as display:
-        display.phase(f"reading {options.model}")
-        loaded = load(options)
+        loaded = load(options, display)
         result = run(loaded.field, rule, display, modes=options.modes, **given)
     write_texts(result, None if task is None else task_text(result, task), output, options.trace)
     if options.as_json:
@@ -143,10 +152,9 @@ def search(options: Options) -> int | None:
     """Run ``proxfield map``; returns its exit code."""
     check_limits(options)
     check_device(options)
-    given, output = options.pick(*SAME), options.output
+    given, output = options.pick("max_iters", "budget", "threads", "seed", *ENGINE), options.output
     with Display() as display:
-        display.phase(f"reading {options.model}")
-        loaded = load(options)
+        loaded = load(options, display)
         display.phase("map")
         with display.announcing_compilation():
             result = solve_map(loaded.field, callback=shown_by(display), **given)
@@ -168,3 +176,142 @@ def search(options: Options) -> int | None:
     elif output is not None:
         result.save(output)
     return INTERRUPTED if result.status.name == "INTERRUPTED" else None
+
+
+# ---- over several processes ----
+
+
+def solve_rank(options: Options, rule: Rule, given: Record) -> tuple[PartResult, bool, str | None]:
+    """The result of this rank, whether the rank prints it, and the text of a task."""
+    from proxfield.distributed import Partition, connect, infer  # imports numba
+
+    with connect() as transport:
+        if options.model.endswith(".npy"):
+            if options.task is not None or options.evidence is not None:
+                raise click.UsageError("--task and --evidence need a model, not an array")
+            coupling = 1.0 if options.coupling is None else options.coupling
+            part = read_grid(transport, options.model, coupling)
+        else:
+            if options.coupling is not None:
+                raise click.UsageError("--coupling needs an array of unary energies (.npy)")
+            part = Partition.from_field(transport, load(options).field)
+        result = infer(part, rule, checkpoint=options.checkpoint, **given)
+        text = None if options.task is None else gathered_text(result, options.task)
+        return result, transport.rank == 0, text
+
+
+def read_grid(transport: Transport, path: str, coupling: float) -> Partition:
+    """A grid whose unary energies are in a file, of which each rank reads its box."""
+    from proxfield.distributed import grid_partition
+
+    energies = map_array(path)
+    if energies.ndim < 2 or energies.dtype.kind != "f" or energies.shape[-1] < 2:
+        raise InputError(
+            f"an array of {energies.dtype} of shape {energies.shape}, expected unary energies: "
+            "numbers of shape (rows, columns, labels) or with more axes",
+            path=path,
+        )
+    shape, n_labels = energies.shape[:-1], energies.shape[-1]
+    return grid_partition(transport, shape, energies, coupling, n_labels=n_labels)
+
+
+def gathered_text(result: PartResult, task: str) -> str:
+    """The UAI result file of a task; empty on all ranks but the first."""
+    if task == "PR":
+        return format_pr(result.log_z_bound)
+    q, part = result.gather(), result.partition
+    if q is None or part is None or part.whole is None:
+        return ""
+    layout = part.whole.lowered.reduction.full
+    if task == "MAR":
+        return format_mar(list(layout.split(q)))
+    return format_map(layout.best_labels(q))
+
+
+def print_part(result: PartResult, as_json: bool) -> None:
+    """The result, as JSON or for people."""
+    figures = result.summary()
+    if as_json:
+        print_json({**figures, "version": __version__})
+        return
+    size = f"{figures['n_vars']} variables over {figures['ranks']} ranks"
+    print_pairs([("field", size), *result_rows(result, [], f"{result.seconds:.3g}")])
+
+
+# ---- several rules ----
+
+
+def compare(options: Options) -> int | None:
+    """Run ``proxfield compare``; returns its exit code."""
+    if options.plot is not None and options.no_plot:
+        raise click.UsageError("--plot and --no-plot contradict each other")
+    usual = [name for name, rule in RULES.items() if not rule.special]
+    rules = [prepare_rule(name) for name in options.rules or usual]
+    check_limits(options)
+    check_device(options)
+    given = options.pick("max_iters", "tol", "budget", "seed", "threads", *ENGINE)
+    results: dict[str, Result] = {}
+    failures: dict[str, str] = {}
+    interrupted = False
+    with Display() as display:
+        loaded = load(options, display)
+        for rule in rules:
+            try:
+                results[rule.name] = run(loaded.field, rule, display, **given)
+                interrupted = results[rule.name].status.name == "INTERRUPTED"
+            except KeyboardInterrupt:
+                interrupted = True
+            except click.UsageError as error:  # this field lacks something that the rule needs
+                failures[rule.name] = error.message
+            if interrupted:
+                break
+    finite = [name for name, r in results.items() if r.free_energy < float("inf")]
+    best = min(finite, key=lambda name: results[name].free_energy, default=None)
+    if options.as_json:
+        runs = [result.summary() for result in results.values()]
+        head = {"n_vars": loaded.field.n_vars, **loaded.record, **in_full(given)}
+        for summary in runs:
+            summary.pop("n_vars")
+        found = {"best": best, "results": runs, "failures": failures}
+        print_json({"model": loaded.name, **head, **found, "version": __version__})
+    else:
+        print_results(results, best)
+    for name, why in failures.items():
+        report(f"{name} can't run on this model ({why})", kind="note: ")
+    if results and not options.no_plot:
+        draw(loaded, results, options.plot)
+    return INTERRUPTED if interrupted else None
+
+
+def draw(loaded: LoadedModel, results: dict[str, Result], plot: str | None) -> None:
+    """Draw and save. A picture that wasn't requested by name may fail."""
+    name = re.sub(r"(?i)(\.uai)?(\.(gz|xz|bz2))?$", "", Path(loaded.name).name.strip("<>"))
+    path = plot or f"{name}-compare.png"
+    try:
+        title = f"{name}: {loaded.field.n_vars} variables"
+        save_figure(convergence_figure(results, title=title), path)
+    except ProxfieldError as error:
+        if plot is not None:
+            raise
+        report(f"no picture: {error}", kind="note: ")
+        return
+    click.echo(f"picture: {path}", err=True)
+
+
+def print_results(results: dict[str, Result], best: str | None) -> None:
+    """The table."""
+    header = ("", "rule", "F", "log Z, at least", "MAP energy", "iterations", "seconds", "status")
+    rows = [
+        (
+            "*" if name == best else "",
+            name,
+            number(r.free_energy),
+            number(r.log_z_bound),
+            number(r.map_energy),
+            str(r.iterations),
+            f"{r.seconds:.3g}",
+            r.status.label,
+        )
+        for name, r in results.items()
+    ]
+    print_table(header, rows, left=(0, 1, 7))

@@ -1,24 +1,111 @@
 """Line charts of methods: one description that is drawn for print and for pages.
 
-A `Chart` holds what is drawn; `draw` puts it on matplotlib's axes, `chart_figure` makes a picture
-of several. Heights are drawn as they are: an axis of gaps ends in 0, where the lowest curve lies.
+Each rule looks alike in every picture: colors differ in lightness as well as in hue, dashes set the
+baselines apart, and each color has a lighter twin for dark backgrounds. A `Chart` holds what is
+drawn; `draw` puts it on matplotlib's axes, `chart_figure` makes a picture of several. Heights are
+drawn as they are: an axis of gaps ends in 0, where the lowest curve lies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.core.common.extras import import_extra
-from proxfield.viz.style import GRID, INK, SOFT, rule_style
+from proxfield.core.common.records import Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+INK, SOFT, GRID = "#1B1F24", "#59636E", "#D9DEE4"
+"""Text, notes and grid lines of pictures and pages on a light background."""
+
+
+@dataclass(frozen=True)
+class RuleStyle:
+    """The look of one rule.
+
+    Attributes:
+        color: On a light background.
+        dark: On a dark background.
+        dash: "solid", "dash", "dot" or "dashdot"; see `line_style`.
+        width: Width of the line, in points.
+        paper_name: What the paper calls the rule, if it has it.
+    """
+
+    color: str
+    dark: str
+    dash: str = "solid"
+    width: float = 1.8
+    paper_name: str | None = None
+
+    @property
+    def line_style(self) -> tuple[int, tuple[float, ...]] | str:
+        """The dash in matplotlib's words."""
+        patterns = {"dash": (4, 1.5), "dot": (1, 1.2), "dashdot": (5, 1.5, 1, 1.5)}
+        return "-" if self.dash == "solid" else (0, patterns[self.dash])
+
+
+# Okabe and Ito's colors where they are dark enough for lines on white.
+RULE_STYLES: dict[str, RuleStyle] = {
+    "sweep": RuleStyle("#6E6E6E", "#B4B4B4", "dash", paper_name="SWEEP"),
+    "colored": RuleStyle("#6E6E6E", "#B4B4B4", "dashdot"),
+    "full-parallel": RuleStyle("#D55E00", "#FF9248", "dot", paper_name="FULL-PARALLEL"),
+    "adhoc": RuleStyle("#C08400", "#F2BE3E", "dash", paper_name="ADHOC"),
+    "fixed": RuleStyle("#0072B2", "#5AB4F0", paper_name="OURS-FIXED"),
+    "adaptive": RuleStyle("#009E73", "#3FD6A8", paper_name="OURS-ADAPTIVE"),
+    "momentum": RuleStyle("#B8438C", "#F29BCB", paper_name="OURS-MOMENTUM"),
+    "adam": RuleStyle("#8B5E3C", "#D6A67F", paper_name="OURS-ADAM"),
+    "backtracking": RuleStyle("#2F6F3E", "#84D696"),
+    "original": RuleStyle("#A6322C", "#FF8E86", "dashdot"),
+    "anneal": RuleStyle("#5B4BB5", "#B0A3FF"),
+    "restarts": RuleStyle("#3A9BD0", "#8FD3FF", "dashdot"),
+    "portfolio": RuleStyle("#6B7A00", "#CBDD4A", "dashdot"),
+    "auto": RuleStyle("#111111", "#FFFFFF", width=2.8),
+}
+_SPARE = (
+    ("#A6322C", "#FF8E86"),
+    ("#2F6F3E", "#84D696"),
+    ("#3B4FA0", "#A3B4FF"),
+    ("#7A3B7A", "#E0A0E0"),
+)
+
+
+def rule_style(name: str, place: int = 0) -> RuleStyle:
+    """The style of a rule; rules without one get spare colors by their position.
+
+    Args:
+        name: The rule's name.
+        place: Its place among the curves of a picture.
+
+    Example:
+        >>> rule_style("fixed").color, rule_style("mine", 1).dark
+        ('#0072B2', '#84D696')
+    """
+    if name in RULE_STYLES:
+        return RULE_STYLES[name]
+    color, dark = _SPARE[place % len(_SPARE)]
+    return RuleStyle(color, dark, ("solid", "dash", "dot")[place // len(_SPARE) % 3])
+
+
+def line_look(name: str, place: int) -> Record:
+    """Color, dash and width of a rule's line, as arguments of matplotlib."""
+    look = rule_style(name, place)
+    return {"color": look.color, "linestyle": look.line_style, "linewidth": 0.8 * look.width}
+
+
+def every_style() -> list[RuleStyle]:
+    """The styles of all rules, and those for rules without one."""
+    return [*RULE_STYLES.values(), *(RuleStyle(color, dark) for color, dark in _SPARE)]
+
+
+# ---- charts ----
 
 LINEAR_SHARE = 1e-5
 """Gaps below this share of the largest one are drawn on a linear scale down to 0."""
@@ -87,10 +174,28 @@ def find_figure_class() -> type[Figure]:
     Raises:
         MissingDependencyError: If matplotlib isn't installed.
     """
-    found: type[Figure] = import_extra(
-        "matplotlib.figure", "pictures need matplotlib", "plot"
-    ).Figure
+    module = import_extra("matplotlib.figure", "pictures need matplotlib", "plot")
+    found: type[Figure] = module.Figure
     return found
+
+
+def new_figure(width: float, height: float, title: str | None = None) -> Figure:
+    """An empty figure, in inches; a title stands above all of its panels.
+
+    Raises:
+        MissingDependencyError: If matplotlib isn't installed.
+    """
+    figure = find_figure_class()(figsize=(width, height), layout="constrained")
+    if title:
+        figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
+    return figure
+
+
+def figure_bytes(figure: Figure, kind: str, **options: Any) -> bytes:
+    """A figure as a file: "png", "svg" or "pdf", with options of matplotlib's ``savefig``."""
+    buffer = BytesIO()
+    figure.savefig(buffer, format=kind, **options)
+    return buffer.getvalue()
 
 
 def chart_figure(
@@ -113,11 +218,8 @@ def chart_figure(
     Raises:
         MissingDependencyError: If matplotlib isn't installed.
     """
-    width, height = size
-    figure = find_figure_class()(figsize=(width * len(charts), height), layout="constrained")
+    figure = new_figure(size[0] * len(charts), size[1], title)
     panels = figure.subplots(1, len(charts), sharey=share, squeeze=False)[0]
-    if title:
-        figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
     for k, (axes, chart) in enumerate(zip(panels, charts, strict=True)):
         # what is the same for all is said once
         draw(axes, replace(chart, y_label="", bottom=None) if share and k else chart)
@@ -134,8 +236,10 @@ def chart_figure(
             ],
         )
     else:
+        from matplotlib.lines import Line2D
+
         seen = {line.name: k for chart in charts for k, line in enumerate(chart.lines)}
-        handles = [_sample(name, place) for name, place in seen.items()]
+        handles = [Line2D([], [], label=name, **line_look(name, k)) for name, k in seen.items()]
         figure.legend(
             handles=handles, frameon=False, fontsize=9, loc="outside right center", handlelength=3
         )
@@ -150,9 +254,7 @@ def draw(axes: Axes, chart: Chart) -> None:
     if any(len(line.x) and line.x.max() > 0 for line in chart.lines):
         axes.set_xscale("log")
     axes.xaxis.set_minor_formatter("")  # on short axes matplotlib's minor labels overlap
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(True, which="major", color=GRID, linewidth=0.6)
-    axes.set_axisbelow(True)
+    draw_grid(axes)
     for place, line in enumerate(chart.lines):
         _draw_line(axes, line, place)
     for k, (label, x) in enumerate(chart.marks):
@@ -169,15 +271,20 @@ def draw(axes: Axes, chart: Chart) -> None:
     set_height(axes, [chart])
 
 
+def draw_grid(axes: Axes, color: str = GRID, axis: Literal["both", "y"] = "both") -> None:
+    """Grid lines behind what is drawn, and no border above and on the right."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(True, which="major", axis=axis, color=color, linewidth=0.6)
+    axes.set_axisbelow(True)
+
+
 def _draw_line(axes: Axes, line: Line, place: int) -> None:
-    look = rule_style(line.name, place)
-    color = look.color
-    gid = f"curve-{place}"
+    look, gid = line_look(line.name, place), f"curve-{place}"
+    color = look["color"]
     if len(line.x):
         (drawn,) = axes.plot(
-            line.x, line.y, color=color, linestyle=look.line_style, linewidth=0.8 * look.width,
-            solid_joinstyle="round", marker="oDs"[place % 3] if line.dots else None, markersize=4,
-            label=line.name,
+            line.x, line.y, **look, solid_joinstyle="round", label=line.name,
+            marker="oDs"[place % 3] if line.dots else None, markersize=4,
         )  # fmt: skip
         drawn.set_gid(gid)
         (last,) = axes.plot(line.x[-1:], line.y[-1:], "o", markersize=4.5, color=color)
@@ -239,16 +346,6 @@ def gap_scale(charts: Iterable[Chart]) -> tuple[float, float] | None:
     return float(10.0 ** np.floor(np.log10(finest))), top
 
 
-def _sample(name: str, place: int) -> Any:
-    """A line in a method's look, for a legend."""
-    from matplotlib.lines import Line2D
-
-    look = rule_style(name, place)
-    style: Any = look.line_style
-    width = 0.8 * look.width
-    return Line2D([], [], color=look.color, linestyle=style, linewidth=width, label=name)
-
-
 def label_ends(axes: Axes, ends: list[tuple[str, float, str]]) -> None:
     """Names at the right border, level with the ends of their curves, none on top of another.
 
@@ -261,24 +358,12 @@ def label_ends(axes: Axes, ends: list[tuple[str, float, str]]) -> None:
     low = axes.get_xlim()[0]
     heights = [float(share(to_share((low, end)))[1]) for _, end, _ in ends]
     for (name, _, color), at, height in zip(ends, _spread(heights, 0.062), heights, strict=True):
+        arrow: Record = {"arrowstyle": "-", "color": color, "linewidth": 0.7}
         axes.annotate(
-            name,
-            xy=(1.005, height),
-            xytext=(1.05, at),
-            xycoords="axes fraction",
-            textcoords="axes fraction",
-            color=color,
-            fontsize=10,
-            va="center",
-            arrowprops={
-                "arrowstyle": "-",
-                "color": color,
-                "linewidth": 0.7,
-                "shrinkA": 1,
-                "shrinkB": 0,
-                "relpos": (0, 0.5),
-            },
-        )
+            name, xy=(1.005, height), xytext=(1.05, at), xycoords="axes fraction",
+            textcoords="axes fraction", color=color, fontsize=10, va="center",
+            arrowprops={**arrow, "shrinkA": 1, "shrinkB": 0, "relpos": (0, 0.5)},
+        )  # fmt: skip
 
 
 def _spread(heights: list[float], gap: float) -> list[float]:

@@ -12,12 +12,10 @@ import re
 from collections.abc import Iterable
 from html import escape
 from importlib.resources import files
-from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from proxfield.core.common.records import Record
-from proxfield.viz.charts import Chart, draw, find_figure_class
-from proxfield.viz.style import GRID, INK, SOFT, every_style
+from proxfield.viz.charts import GRID, INK, SOFT, Chart, draw, every_style, figure_bytes, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,17 +76,16 @@ def page_chart(name: str, chart: Chart) -> tuple[str, Record]:
     Raises:
         MissingDependencyError: If matplotlib isn't installed.
     """
-    figure = find_figure_class()(figsize=SIZE, dpi=POINTS, layout="constrained")
+    figure = new_figure(*SIZE)
+    figure.set_dpi(POINTS)
     axes = figure.add_subplot()
     draw(axes, chart)
     import matplotlib
 
-    buffer = BytesIO()
     options: Any = {"svg.fonttype": "none", "svg.hashsalt": name}
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     with matplotlib.rc_context(options):
-        figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
-    svg = clean_svg(buffer.getvalue().decode("utf-8"))
+        svg = clean_svg(figure_bytes(figure, "svg", transparent=True, metadata=nothing).decode())
     curves = [
         {"name": line.name, **_places(axes, line.x, line.y, line.values)} for line in chart.lines
     ]

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from proxfield.core.common.records import Record
 from proxfield.errors import InputError, shown
 from proxfield.io.files import Target, atomic_write, display_name
 from proxfield.io.images import import_pillow, png_bytes
 from proxfield.io.overlay import displayable
 from proxfield.people.scene import Scene
 from proxfield.people.silhouettes import Boxes, Runs, Silhouettes
-from proxfield.viz.plots import find_figure_class
+from proxfield.viz.charts import find_figure_class, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -85,11 +86,11 @@ def ground_figure(
         MissingDependencyError: If matplotlib isn't installed.
         InputError: If the scene's locations have no positions, or shapes don't match.
     """
-    figure_class = find_figure_class()
+    find_figure_class()
     _, values = _placed(scene, q)
     needed = aspect(scene) * (width - 1.6) + 1.2
     tall = needed if max_height is None else min(needed, max_height)
-    figure = figure_class(figsize=(width, tall), layout="constrained")
+    figure = new_figure(width, tall)
     axes = figure.subplots()
     if title:
         axes.set_title(title, loc="left", fontsize=12, fontweight="bold")
@@ -126,43 +127,22 @@ def draw_ground(
         cells, block = _pooled(values.reshape(scene.shape), MAX_CELLS)
         left, bottom = x[0] - dx / 2, y[0] - dy / 2
         down, across = cells.shape
+        around = (left, left + across * block * dx, bottom, bottom + down * block * dy)
         image = axes.imshow(
-            cells,
-            origin="lower",
-            extent=(left, left + across * block * dx, bottom, bottom + down * block * dy),
-            cmap=shades,
-            vmin=0,
-            vmax=1,
-            interpolation="nearest",
+            cells, shades, vmin=0, vmax=1, origin="lower", extent=around, interpolation="nearest"
         )
     else:
         image = axes.scatter(x, y, c=values, cmap=shades, vmin=0, vmax=1, s=9, marker="s")
         axes.set_aspect("equal")
-    if truth is not None:
-        at = _positions(truth, "truth")
-        axes.scatter(
-            at[:, 0],
-            at[:, 1],
-            label=f"truth, {len(at)}",
-            marker="+",
-            c=TRUE,
-            s=90,
-            linewidths=0.8,
-            zorder=3,
-        )
-    if detections is not None:
-        at = _positions(detections, "detections")
-        axes.scatter(
-            at[:, 0],
-            at[:, 1],
-            label=f"detections, {len(at)}",
-            marker="o",
-            edgecolors=FOUND,
-            facecolors="none",
-            s=110,
-            linewidths=1.3,
-            zorder=3,
-        )
+    ring: Record = {"marker": "o", "edgecolors": FOUND, "facecolors": "none", "s": 110}
+    cross: Record = {"marker": "+", "c": TRUE, "s": 90, "linewidths": 0.8}
+    for what, points, look in (
+        ("truth", truth, cross),
+        ("detections", detections, {**ring, "linewidths": 1.3}),
+    ):
+        if points is not None:
+            at = _positions(points, what)
+            axes.scatter(at[:, 0], at[:, 1], label=f"{what}, {len(at)}", zorder=3, **look)
     axes.set_xlabel("x in meters")
     axes.set_ylabel("y in meters")
     axes.spines[["top", "right"]].set_visible(False)
@@ -170,13 +150,9 @@ def draw_ground(
     bar.set_label("probability that somebody is there")
     bar.outline.set_visible(False)
     if detections is not None or truth is not None:
-        axes.legend(
-            loc="lower right",
-            bbox_to_anchor=(1.0, 1.0),
-            ncols=2 if axes.figure.bbox.width > NARROW * axes.figure.dpi else 1,
-            frameon=False,
-            fontsize=9,
-        )
+        columns = 2 if axes.figure.bbox.width > NARROW * axes.figure.dpi else 1
+        where: Record = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0), "ncols": columns}
+        axes.legend(frameon=False, fontsize=9, **where)
 
 
 # ---- in the images ----

@@ -1,4 +1,4 @@
-"""Pictures of inference. Needs matplotlib: ``pip install "proxfield[plot]"``.
+"""Pictures of inference: how F falls, and how fast rules get to detections. Needs matplotlib.
 
 Figures are made without pyplot, so that no window system and no global state are involved.
 """
@@ -7,16 +7,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from proxfield.errors import InputError, shown
 from proxfield.io.files import atomic_write
-from proxfield.viz.charts import Chart, Line, Spread, chart_figure
-from proxfield.viz.charts import find_figure_class as find_figure_class
+from proxfield.viz.charts import (
+    Chart,
+    Line,
+    Spread,
+    chart_figure,
+    figure_bytes,
+    find_figure_class,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -134,9 +140,7 @@ def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
         raise InputError(
             f"picture {shown(str(path))}, expected a name ending in .png, .svg or .pdf"
         )
-    buffer = BytesIO()
-    figure.savefig(buffer, format=kind, dpi=DPI)
-    atomic_write(path, buffer.getvalue())
+    atomic_write(path, figure_bytes(figure, kind, dpi=DPI))
 
 
 def _lowest(trace: Trace) -> float:
@@ -145,7 +149,7 @@ def _lowest(trace: Trace) -> float:
     return float(f[np.isfinite(f)].min(initial=np.inf))
 
 
-def _rows(trace: Trace) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+def _rows(trace: Trace) -> NDArray[np.int64]:
     """The states to draw.
 
     The start is left out, because 0 has no place on a logarithmic axis; a result without

@@ -18,9 +18,8 @@ from proxfield.images.inputs import to_host
 from proxfield.images.metrics import share_of
 from proxfield.io.images import label_colors
 from proxfield.io.overlay import displayable, overlay
-from proxfield.viz.charts import find_figure_class
+from proxfield.viz.charts import INK, SOFT, find_figure_class
 from proxfield.viz.plots import save_figure
-from proxfield.viz.style import INK, SOFT
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

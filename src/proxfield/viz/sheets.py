@@ -16,6 +16,7 @@ from proxfield.core.common.arrays import Doubles
 from proxfield.errors import InputError
 from proxfield.io.images import import_pillow, label_colors
 from proxfield.people.scene import Scene
+from proxfield.viz.charts import figure_bytes
 from proxfield.viz.people import DRAWN, Picture, aspect, draw_people, ground_figure, to_rgb
 
 if TYPE_CHECKING:
@@ -63,13 +64,10 @@ def frame_picture(picture: PillowImage) -> PillowImage:
 
 def caption_picture(picture: PillowImage, text: str) -> PillowImage:
     """A picture with a line of text above it."""
-    from PIL import Image, ImageDraw
+    from PIL import ImageDraw, ImageOps
 
-    head = Image.new("RGB", (picture.width, 22), BACKGROUND)
-    ImageDraw.Draw(head).text((0, 3), text, fill=INK, font=pillow_font(13))
-    out = Image.new("RGB", (picture.width, picture.height + head.height), BACKGROUND)
-    out.paste(head, (0, 0))
-    out.paste(picture, (0, head.height))
+    out = ImageOps.expand(picture.convert("RGB"), border=(0, 22, 0, 0), fill=BACKGROUND)
+    ImageDraw.Draw(out).text((0, 3), text, fill=INK, font=pillow_font(13))
     return out
 
 
@@ -219,7 +217,7 @@ def contact_sheet(
         RGB.  # (height, width, 3)
     """
     import_pillow()
-    from PIL import Image, ImageDraw
+    from PIL import Image, ImageDraw, ImageOps
 
     if len(images) != len(scene.silhouettes):
         raise InputError(f"{len(scene.silhouettes)} cameras but {len(images)} images")
@@ -247,11 +245,9 @@ def contact_sheet(
         above = ground_figure(
             scene, q, detections=detections, truth=truth, width=inches, max_height=most
         )
-        buffer = BytesIO()
-        above.savefig(buffer, format="png", dpi=DENSITY)
-        sheet = join_pictures([sheet, Image.open(buffer).convert("RGB")], 0 if ratio > TALL else 1)
+        ground = Image.open(BytesIO(figure_bytes(above, "png", dpi=DENSITY))).convert("RGB")
+        sheet = join_pictures([sheet, ground], 0 if ratio > TALL else 1)
     if title:
-        head = Image.new("RGB", (sheet.width, 26), BACKGROUND)
-        ImageDraw.Draw(head).text((2, 4), title, fill=INK, font=pillow_font(16))
-        sheet = join_pictures([head, sheet], 1)
+        sheet = ImageOps.expand(sheet, border=(0, 26 + GAP, 0, 0), fill=BACKGROUND)
+        ImageDraw.Draw(sheet).text((2, 4), title, fill=INK, font=pillow_font(16))
     return np.array(sheet)

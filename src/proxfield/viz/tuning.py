@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from html import escape
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proxfield.errors import InputError
 from proxfield.io.files import Target, atomic_write, display_name
+from proxfield.viz.charts import draw_grid, figure_bytes, new_figure
 from proxfield.viz.page import definitions, paragraphs, scrolling, whole_page
-from proxfield.viz.plots import FORMATS, find_figure_class, save_figure
+from proxfield.viz.plots import FORMATS, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,7 +50,7 @@ def tuning_figure(result: TuneResult) -> Figure:
     Raises:
         MissingDependencyError: If matplotlib isn't installed.
     """
-    figure = find_figure_class()(figsize=(11, 6), layout="constrained")
+    figure = new_figure(11, 6)
     panels = figure.subplots(2, 3, sharey=True).ravel()
     for axes, (name, title) in zip(panels, PANELS.items(), strict=True):
         _panel(axes, result, name)
@@ -87,9 +87,7 @@ def _panel(axes: Axes, result: TuneResult, name: str) -> None:
     axes.plot(*zip(*values, strict=True), "o", color=SOFT, markersize=4, alpha=0.7)
     axes.plot(*zip(*alone, strict=True), "o-", color=INK, markersize=5, linewidth=1.4)
     axes.plot([value_of(best, name)], [best.score], "o", color=MARK, markersize=7)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(True, axis="y", color="#E6E6E6", linewidth=0.6)
-    axes.set_axisbelow(True)
+    draw_grid(axes, "#E6E6E6", "y")
 
 
 def write_report(result: TuneResult, path: Target) -> None:
@@ -116,10 +114,8 @@ def write_report(result: TuneResult, path: Target) -> None:
 
 def page(result: TuneResult) -> str:
     """The report as one page that loads nothing."""
-    buffer = BytesIO()
-    tuning_figure(result).savefig(buffer, format="svg", metadata={"Date": None})
-    picture = buffer.getvalue().decode("utf-8")
-    picture = picture[picture.index("<svg") :]
+    svg = figure_bytes(tuning_figure(result), "svg", metadata={"Date": None}).decode()
+    _, tag, picture = svg.partition("<svg")
     facts = [(key.replace("_", " "), f"{value}") for key, value in result.config.to_dict().items()]
     about = [
         ("images", f"{result.images} (digest of the data {result.digest})"),
@@ -140,7 +136,7 @@ def page(result: TuneResult) -> str:
         "<h2>How they were chosen</h2>",
         definitions(about),
         "<h2>The metric over each setting</h2>",
-        f'<figure style="background:#fff">{picture}</figure>',
+        f'<figure style="background:#fff">{tag}{picture}</figure>',
         paragraphs(
             "One point per trial, each at its best number of updates. Blue: trials that differ "
             "from the best (orange) in this setting alone. Dashed: no CRF. The worst quarter "

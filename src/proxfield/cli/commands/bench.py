@@ -17,10 +17,9 @@ from proxfield.cli.options import (
     CommandWithRules,
     Decorator,
     FileName,
-    counts_from,
+    Several,
     done_by,
     jobs_option,
-    numbers_to,
     option,
     seed_option,
     shared,
@@ -109,7 +108,7 @@ def bench() -> None:
     kind=INPUT,
 )
 @option("--frames N", "Number of frames of each simulation, 2 seconds apart.", 2)
-@option("--seeds S,S,…", "Random seeds of the simulations.", "0,1", counts_from(0))
+@option("--seeds S,S,…", "Random seeds of the simulations.", "0,1", Several(int))
 @option("--size W H", "Width and height of simulated images; 640 360 by default.")
 @option("--spacing METERS", "Distance of neighboring locations of a simulation; 0.35 by default.")
 @option("--passes N,N,…", "Budgets in gradients.", "10,25,60")
@@ -295,7 +294,7 @@ def peers() -> None:
 @included("people")
 @included("inpainting")
 @included("segmentation")
-@done_by("bench_paper:paper")
+@done_by("bench_experiments:paper")
 def paper() -> None:
     """The paper's Table 1: mean F on three sets of models, at three budgets.
 
@@ -311,10 +310,12 @@ def paper() -> None:
 @bench.command(cls=BenchCommand)
 @data_options
 @budgets_option("0.05,0.3")
-@option("--etas X,X,…", "Values of η; 13 from 0.001 to 1 by default.", kind=numbers_to(1.0))
+@option(
+    "--etas X,X,…", "Values of η; 13 from 0.001 to 1 by default.", kind=Several(float, highest=1.0)
+)
 @run_options
 @output_options("bench-sensitivity.jsonl")
-@done_by("bench_paper:sensitivity")
+@done_by("bench_experiments:sensitivity")
 def sensitivity() -> None:
     """The paper's Figure 2: how mean F depends on the damping η = 1/(1+d).
 

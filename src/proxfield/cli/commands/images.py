@@ -244,7 +244,7 @@ def refine() -> None:
     64,
     click.FloatRange(0, 4096, min_open=True),
 )
-@done_by("studio:open_studio")
+@done_by("images:open_studio")
 def studio() -> None:
     """Open a page in the browser that refines one image while you move its sliders.
 
@@ -321,7 +321,7 @@ def studio() -> None:
 @jobs_options("image", "; fewer if memory is short")
 @option("--force", "Repeat trials that are stored.")
 @shared("json")
-@done_by("tune:choose")
+@done_by("images:tune")
 def tune() -> None:
     """Choose the settings of a dense CRF on images whose labels are known.
 
@@ -345,7 +345,7 @@ def tune() -> None:
 @option("--ignore LABEL", "A label that is no class; repeatable.", (255,), multiple=True)
 @option("--min-pixels N", "Minimum number of pixels of a class that is present in an image.", 1)
 @shared("json")
-@done_by("cooccurrence:count")
+@done_by("images:count")
 def cooccurrence() -> None:
     """Count in how many images each class, and each pair of classes, is present.
 

@@ -1,4 +1,4 @@
-"""``proxfield doctor``: is this installation sound, and what does it run on?"""
+"""``proxfield doctor`` and ``warmup``: is this installation sound, and are its kernels compiled?"""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import click
 import numpy as np
 
 from proxfield._version import __version__
@@ -23,6 +24,7 @@ from proxfield.core.devices.base import DEVICES, find, kind_of
 from proxfield.core.solve import infer as inference
 from proxfield.errors import ProxfieldError
 from proxfield.generate import grid
+from proxfield.warming import warmup
 
 PACKAGES = (
     *("numpy", "scipy", "numba", "llvmlite"),
@@ -32,7 +34,7 @@ TOLERANCE = 1e-9
 
 
 def examine(options: Options) -> int | None:
-    """Run the command; returns its exit code."""
+    """Run ``proxfield doctor``; returns its exit code."""
     with Display() as display:
         display.phase("checking")
         with display.announcing_compilation():
@@ -140,7 +142,7 @@ def check_tiny_field() -> str | None:
 
 
 def describe(data: Record) -> list[tuple[str, str]]:
-    """The same for people."""
+    """The findings as rows for people."""
     left = data["memory_available"]
     extra = {"matplotlib": "plot", "pillow": "images", "joblib": "images"}
     extra.update(torch="gpu", triton="gpu")
@@ -162,3 +164,25 @@ def describe(data: Record) -> list[tuple[str, str]]:
         ("GPU", "; ".join(gpus) if gpus else f"none: {data['gpu_problem']}"),
         ("tiny field", data["check"]),
     ]
+
+
+def compile_ahead(options: Options) -> None:
+    """Run ``proxfield warmup``."""
+    with Display() as display:
+        display.phase("compiling")
+
+        def note(family: str, kernels: int, seconds: float) -> None:
+            display.note(f"{family}: {kernels} kernels, {seconds:.1f} s")
+
+        done = warmup(options.everything, options.jobs, note)
+    if options.as_json:
+        print_json(
+            {
+                "kernels": done.kernels,
+                "seconds": done.seconds,
+                "kernel_folder": str(done.folder),
+                "families": done.families,
+            }
+        )
+    else:
+        click.echo(f"{done.kernels} kernels compiled in {done.seconds:.1f} s, in {done.folder}")

@@ -1,27 +1,34 @@
-"""One image of ``proxfield refine`` in three steps: read, compute, write.
+"""Images of ``proxfield refine``: one in three steps, many at once, and the pipeline of a GPU.
 
-Each step is a function of its own, so that images can be read and written while others are
-computed. What a later step needs travels in `PairInputs` and `RefinedImage`.
+The steps are read, compute and write. What a later step needs travels in `PairInputs` and
+`RefinedImage`. A GPU refines an image faster than a file is decoded or written. So threads read
+some images ahead and build their fields, and others write, while the main thread computes one
+after the other. Records come in the order of the images; an image that fails has its error there.
 """
 
 from __future__ import annotations
 
-import os
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from itertools import islice
+from typing import Any, TypeVar
 
 import numpy as np
 
-from proxfield.cli import signals
-from proxfield.cli.main import describe
-from proxfield.cli.refine_files import Pair, record_path, write_record
-from proxfield.cli.refine_inputs import in_options
-from proxfield.cli.running import status_line
+from proxfield.cli.progress import Counter
+from proxfield.cli.refine_files import FilePath, Pair, affordable_jobs, record_path, write_record
+from proxfield.cli.running import attempt, in_options, status_line
 from proxfield.core.common.arrays import Pixels
+from proxfield.core.common.memory import available_cores
 from proxfield.core.common.records import Record, plain
-from proxfield.core.jobs import ends_the_run
+from proxfield.core.devices.base import find
+from proxfield.core.jobs import open_workers
 from proxfield.core.solve.history import Callback
-from proxfield.errors import InputError, ProxfieldError
+from proxfield.errors import InputError
 from proxfield.images import densecrf
 from proxfield.images.cooccurrence import CooccurrenceStatistics
 from proxfield.images.densecrf import DenseCRF
@@ -41,7 +48,6 @@ from proxfield.io.images import (
     write_probabilities,
 )
 from proxfield.io.overlay import write_overlay
-from proxfield.io.remote import AnyPath
 from proxfield.io.tiff import (
     GEO_REMEDY,
     GEOTIFF,
@@ -54,8 +60,9 @@ from proxfield.io.tiff import (
     read_nifti,
 )
 
-NOT_PARAMETERS = ("threads",)
-"""What doesn't change a result."""
+T = TypeVar("T")
+MAX_THREADS = 8
+"""Maximum number of threads that read, and that write."""
 DEEP = 16384
 """Values below it leave most of 16 bits unused: what a standard deviation of colors means then is
 for the user to say."""
@@ -83,7 +90,7 @@ class ImageWork:
     @property
     def parameters(self) -> Record:
         """All that decides on a result, beside the files; as JSON has it, presets as numbers."""
-        run = {k: v for k, v in self.run.items() if k not in NOT_PARAMETERS}
+        run = {k: v for k, v in self.run.items() if k != "threads"}
         rule = run.pop("rule", None)
         given = dict(self.build)
         terms: Record = {"compatibility": "potts"}
@@ -137,27 +144,41 @@ class RefinedImage:
     """Entries of the record: number of labels, status, iterations, …"""
 
 
+Read = tuple[PairInputs, DenseCRF]
+"""What the files of one pair hold, and the field of it."""
+
+
 def refine_one(pair: Pair, work: ImageWork, callback: Callback | None = None) -> Record:
     """Refine one image and write the result; a failure becomes an entry of the record."""
     record = new_record(pair)
-    with_failures(pair, record, lambda: _refine(pair, work, callback, record))
+
+    def steps() -> None:
+        inputs, crf = load_one(pair, work, record)
+        refined = compute_one(pair, work, inputs, crf, callback)
+        record.update(write_one(pair, work, inputs, refined))
+
+    try_step(record, steps)
     return record
 
 
-def _refine(pair: Pair, work: ImageWork, callback: Callback | None, record: Record) -> None:
+def new_record(pair: Pair) -> Record:
+    """The record of an image before it is refined."""
+    return {"image": display_name(pair.image), "error": None, "notes": []}
+
+
+def try_step(record: Record, step: Callable[[], T]) -> T | None:
+    """The result of a step; None after a failure, which becomes an entry of the record."""
+    return attempt(record, record["image"], step, is_file=True)
+
+
+def load_one(pair: Pair, work: ImageWork, record: Record) -> Read:
+    """Step 1: read the files of a pair and build its field."""
     inputs = read_one(pair, work, record["notes"])
-    refined = compute_one(pair, work, inputs, callback)
-    record.update(write_one(pair, work, inputs, refined))
+    return inputs, build_one(pair, work, inputs)
 
 
 def read_one(pair: Pair, work: ImageWork, notes: list[str]) -> PairInputs:
-    """Step 1: read the files of a pair; needs neither numba nor a device.
-
-    Args:
-        pair: The files.
-        work: What to do with them.
-        notes: Gets lines about what was dropped.
-    """
+    """What the files of a pair hold; notes get lines about what was dropped."""
     image, reference, spacing = _read_image(pair.image, notes)
     unary, palette, other = _read_unary(pair.unary, work.what)
     if reference is not None and other is not None and not reference.same_place(other):
@@ -166,7 +187,7 @@ def read_one(pair: Pair, work: ImageWork, notes: list[str]) -> PairInputs:
     return PairInputs(image, unary, palette, scribbles, reference, spacing, notes)
 
 
-def _read_image(path: AnyPath, notes: list[str]) -> tuple[Pixels, Any, tuple[float, ...] | None]:
+def _read_image(path: FilePath, notes: list[str]) -> tuple[Pixels, Any, tuple[float, ...] | None]:
     """The pixels of an image, where it is, and the size of a voxel."""
     if ending(path) in NIFTI:
         placed = read_nifti(path)
@@ -179,7 +200,7 @@ def _read_image(path: AnyPath, notes: list[str]) -> tuple[Pixels, Any, tuple[flo
     return read_image(path, notes), None, None
 
 
-def _read_unary(path: AnyPath, what: str) -> tuple[Pixels, list[int] | None, Any]:
+def _read_unary(path: FilePath, what: str) -> tuple[Pixels, list[int] | None, Any]:
     """What is known about pixels, the palette of a label map, and where the file says it is."""
     name = display_name(path)
     placed = None
@@ -200,11 +221,10 @@ def compute_one(
     pair: Pair,
     work: ImageWork,
     inputs: PairInputs,
+    crf: DenseCRF,
     callback: Callback | None = None,
-    built: DenseCRF | None = None,
 ) -> RefinedImage:
-    """Step 2: build the field, unless it is given, and infer; reads and writes no files."""
-    crf = build_one(pair, work, inputs) if built is None else built
+    """Step 2: infer; reads and writes no files."""
     if pair.overlay is not None and len(crf.pixels) != 2:
         raise InputError(f"an overlay needs a flat image, not {len(crf.pixels)} axes")
     # without a warning: the report says how many pixels changed, and what to try
@@ -293,37 +313,110 @@ def write_one(pair: Pair, work: ImageWork, inputs: PairInputs, refined: RefinedI
     }
 
 
-# ---- failures ----
+# ---- all images ----
 
 
-def new_record(pair: Pair) -> Record:
-    """The record of an image before it is refined."""
-    return {"image": display_name(pair.image), "error": None, "notes": []}
+def run_all(
+    pairs: Sequence[Pair], work: ImageWork, jobs: int | None, display: Counter
+) -> Iterator[Record]:
+    """Records of all images, as they are finished; jobs None: as many as the cluster has room."""
+    if jobs == 1 and len(pairs) > 1 and find(work.run["device"]).separate:
+        yield from run_on_gpu(pairs, work, display)
+        return
+    # the first image compiles what is missing: once, not in every process
+    alone = len(pairs) if jobs == 1 else 1 if jobs is not None and len(pairs) > jobs else 0
+    if alone:
+        with display.announcing_compilation():
+            for pair in pairs[:alone]:
+                display.working(pair.image.name)
+                yield refine_one(pair, work, display.update)
+    if alone < len(pairs):
+        threads = work.run["threads"]
+        local = any(not path.is_absolute() for p in pairs for path in (*p.inputs, *p.outputs))
+        with open_workers(jobs, threads, paths=local) as workers:
+            display.working(f"{workers.jobs} jobs")
+            yield from workers.run(
+                partial(refine_one, work=work), pairs[alone:], lambda pair: display_name(pair.image)
+            )
 
 
-def with_failures(pair: Pair, record: Record, step: Any) -> Any:
-    """The result of a step; None after a failure, which becomes an entry of the record."""
+def run_on_gpu(pairs: Sequence[Pair], work: ImageWork, display: Counter) -> Iterator[Record]:
+    """The records of all images, computed on a GPU while files are read and written."""
+    from proxfield.core.devices.cuda import torch
+
+    torch.set_num_threads(1)  # copies by many threads wait for cores that readers and writers use
+    ahead, _ = affordable_jobs(2 * threads_for(len(pairs)), pairs, None)
+    # readers switch warnings off and on, which threads can't do each for itself
+    with display.announcing_compilation(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield from run_pipeline(pairs, work, ahead, display)
+
+
+# ---- on a GPU ----
+
+
+def threads_for(images: int) -> int:
+    """Threads that read, and as many that write.
+
+    Example:
+        >>> threads_for(1)
+        1
+    """
+    return max(1, min(MAX_THREADS, available_cores() // 2, images))
+
+
+def run_pipeline(
+    pairs: Sequence[Pair], work: ImageWork, ahead: int, display: Counter
+) -> Iterator[Record]:
+    """The records of all images, in their order.
+
+    Args:
+        pairs: The files.
+        work: What to do with them; they are computed in this thread.
+        ahead: Maximum number of images that are read but not computed yet, and likewise of those
+            that wait to be written.
+        display: Shows which one is computed.
+    """
+    count = max(1, min(threads_for(len(pairs)), ahead))
+    readers, writers = ThreadPoolExecutor(count), ThreadPoolExecutor(count)
+    todo = iter(pairs)
+    reading: deque[tuple[Pair, Record, Future[Read | None]]] = deque()
+    writing: deque[tuple[Record, Future[None] | None]] = deque()
     try:
-        return step()
-    except Exception as error:
-        if signals.interrupted():  # what a library made of Ctrl-C
-            raise KeyboardInterrupt from error
-        if ends_the_run(error):
-            raise
-        record["error"] = _explain(error, display_name(pair.image))
-    return None
+        while True:
+            for pair in islice(todo, max(0, ahead - len(reading))):
+                record = new_record(pair)
+                step = partial(load_one, pair, work, record)
+                reading.append((pair, record, readers.submit(try_step, record, step)))
+            if reading:
+                pair, record, read = reading.popleft()
+                display.working(pair.image.name)
+                found = read.result()
+                wrote = None
+                if found is not None:
+                    inputs, crf = found
+                    refined = try_step(record, partial(compute_one, pair, work, inputs, crf))
+                    if refined is not None:
+                        wrote = writers.submit(_write, pair, work, record, inputs, refined)
+                    del found, inputs, crf, refined  # freed before the next one is computed
+                writing.append((record, wrote))
+            elif not writing:
+                return
+            while writing:
+                record, written = writing[0]
+                if written is not None:
+                    if reading and len(writing) <= ahead and not written.done():
+                        break
+                    written.result()
+                writing.popleft()
+                yield record
+    finally:  # what is being written is written to the end, what waits is not begun
+        readers.shutdown(wait=False, cancel_futures=True)
+        writers.shutdown(wait=True, cancel_futures=True)
 
 
-def _explain(error: Exception, name: str) -> str:
-    """Why an image failed, in one line; unexpected errors are raised for debugging."""
-    if isinstance(error, InputError):
-        if error.path is not None:
-            return str(error)
-        return str(InputError(in_options(error.message), path=name))
-    if isinstance(error, (ProxfieldError, OSError, MemoryError)):
-        return f"{name}: {in_options(describe(error))}"
-    # one image in a thousand must not end the run
-    if os.environ.get("PROXFIELD_DEBUG", "0") not in ("", "0"):
-        raise error
-    what = " ".join(f"{type(error).__name__}: {error}".split())
-    return f"{name}: {what}; this is a bug, PROXFIELD_DEBUG=1 shows more"
+def _write(
+    pair: Pair, work: ImageWork, record: Record, inputs: PairInputs, refined: RefinedImage
+) -> None:
+    step = partial(write_one, pair, work, inputs, refined)
+    record.update(try_step(record, step) or {})
