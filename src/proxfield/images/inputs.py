@@ -148,8 +148,8 @@ def read_inputs(
     if axes.reduced:
         along = [k for k in range(values.ndim) if k != axes.labels]
         sizes = ("×".join(map(str, n)) for n in ([values.shape[k] for k in along], pixels))
-        form = "%s of %s pixels are enlarged to %s, by linear interpolation"
-        log.info(form, what, *sizes)
+        enlarged = "%s of %s pixels are enlarged to %s, by linear interpolation"
+        log.info(enlarged, what, *sizes)
         values = resize_linear(values, pixels, along)
     clip = options["clip"]
     if what != "energies" and not 0 <= clip < 1:

@@ -199,7 +199,7 @@ def _from_frames(content: Record) -> Found:
     if not all(isinstance(v, list) and len(v) == len(boxes) for v in lists):
         raise InputError("idxs, bboxes and scores must be lists of the same length")
     out: Found = {}
-    for k, (frame, some) in enumerate(zip(frames, boxes, strict=True)):
+    for k, (frame, some) in enumerate(zip(frames or [], boxes, strict=True)):
         if not isinstance(some, list):
             raise InputError(f"frame {shown(frame)} has no list of boxes")
         rates = [None] * len(some) if scores is None else scores[k]

@@ -245,7 +245,8 @@ def on_worker(what: bytes, data: bytes, folder: str | None, version: str) -> tup
 @lru_cache(maxsize=4)
 def _function(what: bytes) -> Callable[[object], object]:
     """A function, unpacked once: what it keeps between items stays."""
-    return pickle.loads(what)
+    found: Callable[[object], object] = pickle.loads(what)
+    return found
 
 
 def _dumps(value: object) -> bytes:

@@ -90,7 +90,8 @@ class WorkerPool(Workers):
         self, function: Callable[[T], R], items: Iterable[T], name: Callable[[T], str] = str
     ) -> Iterator[R]:
         """See `Workers.run`."""
-        todo, given_up, work = map(Ticket, items), [], self.pack(function)
+        todo, work = map(Ticket, items), self.pack(function)
+        given_up: list[T] = []
         self._again = []
         while not self.interrupted and len(given_up) < self.max_given_up:
             waiting = (*self._again, *self._running.values())
