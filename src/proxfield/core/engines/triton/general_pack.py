@@ -20,7 +20,7 @@ from proxfield.core.engines.triton.device_pack import (
 )
 from proxfield.core.engines.triton.update import general
 from proxfield.core.engines.triton.update.kinds import RuleForm
-from proxfield.core.terms.base import Ints
+from proxfield.core.terms.base import Floats, Ints
 
 T = TypeVar("T")
 
@@ -300,7 +300,8 @@ class GeneralTensors:
         self.arity = max([0, *(f.degree for f, _ in found if f.degree > 2)])
         width = max(1, self.arity - 1)
         none, wide = np.zeros(0, dtype=np.int64), np.zeros((0, width), dtype=np.int64)
-        tables, pairs, used = [np.zeros(0)], [(none, none, none)], 0
+        tables: list[Floats] = [np.zeros(0)]
+        pairs, used = [(none, none, none)], 0
         slots = [(none, none, np.zeros(0), wide, wide)]
         for factor, first in found:
             scopes, k = factor.scopes + first, factor.degree
