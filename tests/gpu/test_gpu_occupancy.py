@@ -133,10 +133,9 @@ def test_small_p(model: str) -> None:
 
 @direct
 @pytest.mark.parametrize("model", MODELS)
-def test_groups_of_cameras_and_pieces_of_rows(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What large images need: cameras one after another, rows in pieces, bands of few rows."""
+def test_groups_of_cameras(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What large images need: cameras one after another, and several bands of rows."""
     monkeypatch.setattr(occupancy_plan, "SCRATCH_BYTES", 100)
-    monkeypatch.setattr(occupancy_plan, "MAX_WIDTH", 16)
     monkeypatch.setattr(occupancy_plan, "BAND", 4)
     scene = [boxes(7, 19, 0), boxes(5, 17, 4), boxes(11, 5, 1)]  # others than those of SCENES
     made = check(term_of(scene, model), marginals(7), "float64", 1e-11)

@@ -68,9 +68,7 @@ class BandShape(NamedTuple):
     """What kernels over bands are compiled for."""
 
     rows: int
-    width: int
-    pieces: bool  # are rows longer than ``width``?
-    chunks: int
+    width: int  # at least that of all images
 
 
 class RatioFactors(NamedTuple):
@@ -116,20 +114,17 @@ def weigh_masks(
     shares += tl.load(rows.base + line)
     image += frame * image_size + tl.load(rows.base + line)
     masks += frame * pixels + tl.load(rows.mask_base + line)
-    one = tl.load(numbers)
-    total = tl.zeros((), tl.float64)
-    for x in range(0, width, WIDTH):
-        column = x + tl.arange(0, WIDTH)
-        inside = column < width
-        b = tl.load(masks + column, mask=inside, other=0).to(tl.float64) / one
-        if RATIO:
-            w = 1.0 - 2.0 * b
-            total += tl.sum(tl.where(inside, b, 0.0), 0)
-        else:
-            share = tl.load(shares + column, mask=inside, other=0.0)
-            w = share * (tl.load(numbers + 1) + tl.load(numbers + 2) * b)
-            total += tl.sum(share * (tl.load(numbers + 3) + tl.load(numbers + 4) * b), 0)
-        tl.store(image + column, w.to(image.dtype.element_ty), mask=inside)
+    column = tl.arange(0, WIDTH)
+    inside = column < width
+    b = tl.load(masks + column, mask=inside, other=0).to(tl.float64) / tl.load(numbers)
+    if RATIO:
+        w = 1.0 - 2.0 * b
+        total = tl.sum(tl.where(inside, b, 0.0), 0)
+    else:
+        share = tl.load(shares + column, mask=inside, other=0.0)
+        w = share * (tl.load(numbers + 1) + tl.load(numbers + 2) * b)
+        total = tl.sum(share * (tl.load(numbers + 3) + tl.load(numbers + 4) * b), 0)
+    tl.store(image + column, w.to(image.dtype.element_ty), mask=inside)
     tl.store(totals + frame * lines + line, total)
 
 
@@ -211,18 +206,17 @@ def sum_bands(images, bands, SHAPE: constexpr):
     ROWS: constexpr = SHAPE.rows
     WIDTH: constexpr = SHAPE.width
     band, frame = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    first, head, rows, width, stride, _ = band_of(bands, band)
+    first, head, rows, _, stride, _ = band_of(bands, band)
     diff = images.diff + frame * images.size + first
     heads = bands.heads + frame * bands.head_size + head
-    for x in range(0, width, WIDTH):
-        column = x + tl.arange(0, WIDTH)
-        total = tl.zeros((WIDTH,), diff.dtype.element_ty)
-        for y in range(0, rows, ROWS):
-            row = y + tl.arange(0, ROWS)[:, None]
-            inside = (row < rows) & (column < stride)[None, :]
-            d = tl.load(diff + row * stride + column[None, :], mask=inside, other=0.0)
-            total += tl.sum(d, 0)
-        tl.store(heads + column, total, mask=column < stride)
+    column = tl.arange(0, WIDTH)
+    total = tl.zeros((WIDTH,), diff.dtype.element_ty)
+    for y in range(0, rows, ROWS):
+        row = y + tl.arange(0, ROWS)[:, None]
+        inside = (row < rows) & (column < stride)[None, :]
+        d = tl.load(diff + row * stride + column[None, :], mask=inside, other=0.0)
+        total += tl.sum(d, 0)
+    tl.store(heads + column, total, mask=column < stride)
 
 
 @jit
@@ -235,30 +229,10 @@ def sum_heads(heads, column, before, stride, inside, WIDTH: constexpr):
 
 
 @jit
-def carried(sums, turn, CHUNKS: constexpr):
-    """One row of ``sums``, as a column."""
-    mine = tl.arange(0, CHUNKS)[:, None] == turn
-    return tl.sum(tl.where(mine, sums, 0.0), 0)[:, None]
-
-
-@jit
-def carry(sums, values, turn, CHUNKS: constexpr):
-    """Add the sums of each row of ``values`` to one row of ``sums``."""
-    mine = tl.arange(0, CHUNKS)[:, None] == turn
-    return sums + tl.where(mine, tl.sum(values, 1)[None, :], 0.0)
-
-
-@jit
-def log_tile(diff, at, there, above, before, turn, SHAPE: constexpr):
-    """log N of some rows of a band; ``above`` and ``before`` with what these rows add to them."""
+def log_tile(diff, at, there, above):
+    """log N of some rows of a band, and ``above`` with what they add to it."""
     d = tl.load(diff + at, mask=there, other=0.0)
-    slope = tl.cumsum(d, 0) + above[None, :]
-    above += tl.sum(d, 0)
-    log = tl.cumsum(slope, 1)
-    if SHAPE.pieces:
-        log += carried(before, turn, SHAPE.chunks)
-        before = carry(before, slope, turn, SHAPE.chunks)
-    return log, above, before
+    return tl.cumsum(tl.cumsum(d, 0) + above[None, :], 1), above + tl.sum(d, 0)
 
 
 @jit
@@ -269,27 +243,24 @@ def measure_bands(images, bands, totals, SHAPE: constexpr):
     """
     ROWS: constexpr = SHAPE.rows
     WIDTH: constexpr = SHAPE.width
-    CHUNKS: constexpr = SHAPE.chunks
     band, frame = tl.program_id(0), tl.program_id(1).to(tl.int64)
     first, head, rows, width, stride, number = band_of(bands, band)
     diff = images.diff + frame * images.size + first
     image = images.weights + frame * images.weights_size + first
     heads = bands.heads + frame * bands.head_size + head
-    before = tl.zeros((CHUNKS, ROWS), diff.dtype.element_ty)
     all_of_it = tl.zeros((WIDTH,), tl.float64)
     wrong = tl.zeros((WIDTH,), tl.float64)
-    for x in range(0, width, WIDTH):
-        column = x + tl.arange(0, WIDTH)
-        above = sum_heads(heads, column, number, stride, column < stride, WIDTH)
-        for y in range(0, rows, ROWS):
-            row = y + tl.arange(0, ROWS)[:, None]
-            at = row * stride + column[None, :]
-            there = (row < rows) & (column < stride)[None, :]
-            b = tl.load(image + at, mask=there, other=0.0)
-            log, above, before = log_tile(diff, at, there, above, before, y // ROWS, SHAPE)
-            a = tl.where(there & (column < width)[None, :], 1.0 - tl.exp(log), 0.0)
-            all_of_it += tl.sum(a, 0).to(tl.float64)
-            wrong += tl.sum(a * b, 0).to(tl.float64)
+    column = tl.arange(0, WIDTH)
+    above = sum_heads(heads, column, number, stride, column < stride, WIDTH)
+    for y in range(0, rows, ROWS):
+        row = y + tl.arange(0, ROWS)[:, None]
+        at = row * stride + column[None, :]
+        there = (row < rows) & (column < stride)[None, :]
+        b = tl.load(image + at, mask=there, other=0.0)
+        log, above = log_tile(diff, at, there, above)
+        a = tl.where(there & (column < width)[None, :], 1.0 - tl.exp(log), 0.0)
+        all_of_it += tl.sum(a, 0).to(tl.float64)
+        wrong += tl.sum(a * b, 0).to(tl.float64)
     to = totals + (frame * bands.many + band) * 2
     tl.store(to, tl.sum(all_of_it, 0))
     tl.store(to + 1, tl.sum(wrong, 0))
@@ -347,7 +318,6 @@ def weigh_bands(
     """
     ROWS: constexpr = SHAPE.rows
     WIDTH: constexpr = SHAPE.width
-    CHUNKS: constexpr = SHAPE.chunks
     n_flags = tl.load(counts)
     band, frame = tl.program_id(0), tl.program_id(1).to(tl.int64)
     first, head, rows, width, stride, number = band_of(bands, band)
@@ -364,33 +334,24 @@ def weigh_bands(
         at = k + tl.arange(0, FLAGS)
         found = tl.maximum(found, tl.load(flags + frame * n_flags + at, mask=at < n_flags, other=0))
     keep = tl.max(found, 0) != 0
-    before = tl.zeros((CHUNKS, ROWS), diff.dtype.element_ty)
-    done = tl.zeros((CHUNKS, ROWS), tl.float64)
     total = tl.zeros((WIDTH,), tl.float64)
-    for x in range(0, width, WIDTH):
-        column = x + tl.arange(0, WIDTH)
-        above = sum_heads(heads, column, number, stride, column < stride, WIDTH)
-        upper = tl.zeros((WIDTH,), tl.float64)
-        for y in range(0, rows, ROWS):
-            row = y + tl.arange(0, ROWS)[:, None]
-            at = row * stride + column[None, :]
-            there = (row < rows) & (column < stride)[None, :]
-            w = weigh(tl.load(image + at, mask=there, other=0.0), mine, RATIO)
-            log, above, before = log_tile(diff, at, there, above, before, y // ROWS, SHAPE)
-            weighted = tl.where(there & (column < width)[None, :], w * tl.exp(log), 0.0)
-            weighted = weighted.to(tl.float64)
-            total += tl.sum(weighted, 0)
-            along = tl.cumsum(weighted, 1)
-            if SHAPE.pieces:
-                along += carried(done, y // ROWS, CHUNKS)
-                done = carry(done, weighted, y // ROWS, CHUNKS)
-            # the rows below the image hold 0 along the row, or what is carried: they aren't there
-            along = tl.where(row < rows, along, 0.0)
-            out = tl.cumsum(along, 0) + upper[None, :]
-            upper += tl.sum(along, 0)
-            tl.store(sums + at, out, mask=there)
-            tl.store(cover + at, log, mask=there & keep)
-        tl.store(feet + column, upper, mask=column < stride)
+    column = tl.arange(0, WIDTH)
+    above = sum_heads(heads, column, number, stride, column < stride, WIDTH)
+    upper = tl.zeros((WIDTH,), tl.float64)
+    for y in range(0, rows, ROWS):
+        row = y + tl.arange(0, ROWS)[:, None]
+        at = row * stride + column[None, :]
+        there = (row < rows) & (column < stride)[None, :]
+        w = weigh(tl.load(image + at, mask=there, other=0.0), mine, RATIO)
+        log, above = log_tile(diff, at, there, above)
+        weighted = tl.where(there & (column < width)[None, :], w * tl.exp(log), 0.0)
+        weighted = weighted.to(tl.float64)
+        total += tl.sum(weighted, 0)
+        along = tl.cumsum(weighted, 1)
+        tl.store(sums + at, tl.cumsum(along, 0) + upper[None, :], mask=there)
+        upper += tl.sum(along, 0)
+        tl.store(cover + at, log, mask=there & keep)
+    tl.store(feet + column, upper, mask=column < stride)
     tl.store(totals + frame * all_bands + band, tl.sum(total, 0))
 
 

@@ -35,8 +35,6 @@ BAND_VALUES = {"float32": 2048, "float64": 1024}
 """Pixels of a band that are summed together."""
 STRIP = 128
 """Columns of one program that adds up bands."""
-MAX_WIDTH = 2048
-"""Columns of a row that are summed together."""
 PIXEL_BYTES = {"float32": 16, "float64": 24}
 """Bytes of images per pixel: differences, log N and integral images."""
 MAX_PIXELS = 2048
@@ -79,10 +77,8 @@ class Group:
         mask_base = self._ints(pixel + np.cumsum(columns) - columns)
         self.mask_rows = kernels.MaskRows(line_base, mask_base, self._ints(columns))
         self.pixels = int(columns.sum())
-        self.width = min(MAX_WIDTH, max(16, power_of_two(max(s.width for s in cameras))))
-        self.warps = max(4, self.width // 256)
-        self.pieces = max(s.width for s in cameras) > self.width
-        """Whether rows are longer than what is summed together."""
+        self.width = max(16, power_of_two(max(s.width for s in cameras)))
+        self.warps = min(16, max(4, self.width // 256))
         area = max(int(s.areas.max(initial=1)) for s in cameras)
         self.pixels_together = min(MAX_PIXELS, max(256, power_of_two(area // 16)))
         """Pixels of a silhouette that are summed together where they are visited one by one."""
@@ -143,8 +139,10 @@ class Group:
     def tile(self, dtype: str) -> dict[str, Any]:
         """What kernels over bands are compiled for."""
         rows = min(self.band, max(2, min(8, BAND_VALUES[dtype] // self.width)))
-        shape = kernels.BandShape(rows, self.width, self.pieces, self.band // rows)
-        return {"SHAPE": shape, "num_warps": min(16, max(4, self.width // 128))}
+        return {
+            "SHAPE": kernels.BandShape(rows, self.width),
+            "num_warps": min(16, max(4, self.width // 128)),
+        }
 
     def scatter(self, logs: Tensor, diff: Tensor) -> None:
         """Differences of Σ log p_i, written where corners lie.  # (frames, n), (frames, size)"""

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -267,7 +267,7 @@ class DenseCall:
         self.graphs: dict[Blurs, tuple[CudaGraph, Outputs]] = {}
         """Recorded work and what it leaves, by the lattices' kinds of blur."""
 
-    def _here(self) -> AbstractContextManager[Any]:
+    def _here(self) -> AbstractContextManager[object]:
         """Kernels are launched on the current device."""
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 

@@ -20,7 +20,7 @@ from proxfield.core.engines.triton.device_pack import (
 )
 from proxfield.core.engines.triton.update import general
 from proxfield.core.engines.triton.update.kinds import RuleForm
-from proxfield.core.terms.base import Ints
+from proxfield.core.terms.base import Floats, Ints
 
 T = TypeVar("T")
 
@@ -113,26 +113,20 @@ class Bucket:
         start, length, (to, both, weight) = blocks.fill(
             pack.agree_here, joined.offsets[there], joined.cards[there], pack.agree_weight
         )
-        if not len(to):
-            return None
-        return general.AgreementSlices(
-            t.ints(start, True), t.ints(length), t.ints(to), t.ints(both), t.floats(weight)
-        )
+        here = t.ints(start, True), t.ints(length), t.ints(to), t.ints(both)
+        return general.AgreementSlices(*here, t.floats(weight)) if len(to) else None
 
     def _pairs(self, pack: GeneralTensors, blocks: Blocks) -> general.PairSlices | None:
         t, joined, there = pack.tensors, pack.joined, pack.pair_there
         start, length, (to, many, base) = blocks.fill(
             pack.pair_here, joined.offsets[there], joined.cards[there], pack.pair_base
         )
-        if not len(to):
-            return None
         if self.own:
             _, _, mine, at, room = blocks.slice(pack.pair_here)
             rows = room // blocks.block
             self.value = t.floats(in_reading_order(pack, mine, at, rows, blocks.block))
-        return general.PairSlices(
-            t.ints(start, True), t.ints(length), t.ints(to), t.ints(many), t.ints(base, True)
-        )
+        here = t.ints(start, True), t.ints(length), t.ints(to), t.ints(many)
+        return general.PairSlices(*here, t.ints(base, True)) if len(to) else None
 
     def _larger(self, pack: GeneralTensors, blocks: Blocks) -> general.LargerSlices | None:
         t = pack.tensors
@@ -186,7 +180,7 @@ def in_reading_order(
 
 
 class GeneralTensors:
-    """Any fields: directed edges and slots of tables, then buckets of them.
+    """Fields of all kinds: directed edges and slots of tables, then buckets of them.
 
     Their ``form`` is "tiles" or "small", by default what fits best.
     """
@@ -306,7 +300,8 @@ class GeneralTensors:
         self.arity = max([0, *(f.degree for f, _ in found if f.degree > 2)])
         width = max(1, self.arity - 1)
         none, wide = np.zeros(0, dtype=np.int64), np.zeros((0, width), dtype=np.int64)
-        tables, pairs, used = [np.zeros(0)], [(none, none, none)], 0
+        tables: list[Floats] = [np.zeros(0)]
+        pairs, used = [(none, none, none)], 0
         slots = [(none, none, np.zeros(0), wide, wide)]
         for factor, first in found:
             scopes, k = factor.scopes + first, factor.degree

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from copy import deepcopy
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -134,9 +134,7 @@ class GpuProgram(Program):
 
     def set_unary(self, energies: Array, at: Ints | None = None) -> None:
         """As in `Program`, of arrays or tensors, without packing the rest again."""
-        new = energies
-        if isinstance(energies, np.ndarray):
-            new = from_numpy(energies)
+        new = from_numpy(energies) if isinstance(energies, np.ndarray) else energies
         if at is not None:
             every = self.batch.unary.clone()
             every[from_numpy(at).to(every.device)] = new.to(every)
@@ -247,9 +245,7 @@ class GpuProgram(Program):
     def descend(self, labels: Floats, sweeps: int) -> NDArray[np.float64]:
         self.need_sweeps()
         q = from_numpy(np.asarray(labels, dtype=np.float64)).to(self.device)
-        q = q.to(self.batch.tensors.dtype)
-        found = self._sweeper.descend(q, sweeps)
-        q = q if found is None else found
+        q = self._sweeper.descend(q.to(self.batch.tensors.dtype), sweeps)
         return np.asarray(q.to(torch.float64).cpu().numpy())
 
     def explore(self, chains: Chains, threads: int | None = None) -> Explored:
@@ -270,17 +266,11 @@ class GpuProgram(Program):
         return float(residual[0]), float(rounding[0])
 
     def tangent(self, state: State) -> Tangent:
-        def sums(flat: Tensor) -> Tensor:
-            return self.batch.natural.sums(flat, empty=0.0)
-
-        def where(mask: Tensor, flat: Tensor, other: float) -> Tensor:
-            return torch.where(mask, flat, other)
-
         return Tangent(
             q=self.batch.tensor(state.arrays, torch.float64),
             gradient=lambda q: self.batch.look(q)[1],
-            sums=sums,
-            where=where,
+            sums=partial(self.batch.natural.sums, empty=0.0),
+            where=torch.where,
             from_host=lambda x: from_numpy(x).to(self.device),
             to_host=lambda x: x.cpu().numpy(),
         )

@@ -143,9 +143,6 @@ def encode_in_order(
         bias: A small whole number.
         scaled: Whether products are 1024 times exponents, plus `ORIGIN`. The first bracket alone
             then gives them of points rounded to the grid, less the half.
-
-    Returns:
-        Both.  # 2 × (padded + more, slots) float16
     """
     n, d = points.shape
     total, first, cross = slots(d, max(extents))

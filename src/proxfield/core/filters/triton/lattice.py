@@ -86,12 +86,9 @@ class LatticePlan(Plan):
     On a CUDA device by Triton's kernels, elsewhere by plain torch operations. The result has
     the values' floating-point type, and that of the CPU's lattice up to rounding.
 
-    Args:
-        features: A floating-point tensor, in units of standard deviations.  # (n, d)
-        blur: The kind of blur; by default it is chosen by how sparse the points are.
-        room: Number of vertices to make arrays for, by default as many as there are. With it
-            nothing waits for the device, so that a CUDA graph can hold the plan and all that
-            follows; `needed` says afterwards whether it was enough.
+    The kind of blur is chosen by how sparse the points are, unless it is given. With ``room``
+    arrays are made for so many vertices and nothing waits for the device, so that a CUDA graph can
+    hold the plan and all that follows; `needed` says afterwards whether it was enough.
     """
 
     name = "lattice"

@@ -61,8 +61,7 @@ class SegmentSum:
     """out_s = Σ_{e in segment s} weight_e · table[index_e], for any table.
 
     Args:
-        starts: First entry of each segment.  # (segments,) int64
-        counts: Entries of each segment.  # (segments,) int64
+        starts: First entry of each segment, and their ``counts``.  # (segments,) int64
         index: Row of each entry; the entry's own number by default.  # (entries,) int32
         weight: Weight of each entry; 1 by default.  # (entries,)
         fixed: Never wait for the device: room for as many pieces as there may be.

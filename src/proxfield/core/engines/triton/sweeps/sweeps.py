@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,7 +63,7 @@ class VisitOrder:
 class Sweeper:
     """A lowered field on a device, visited variable by variable.
 
-    Any numbers of labels, Potts and Ising weights, tables of any arity. Energies are held in the
+    All numbers of labels, Potts and Ising weights, tables of any arity. Energies are held in the
     type of q; gradients, sums and changes of F are float64. No atomics: the same input gives the
     same bits. All terms of the field must be lowered to tables; ``dtype`` is the type of q.
     """
@@ -268,7 +268,7 @@ class Sweeper:
                     MOVING=moving, WORKING=self.working, num_warps=THREADS // 32, num_stages=1,
                 )  # fmt: skip
 
-    def here(self) -> AbstractContextManager[Any]:
+    def here(self) -> AbstractContextManager[object]:
         """A context in which kernels start on this device."""
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 

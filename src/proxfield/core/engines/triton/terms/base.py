@@ -36,7 +36,7 @@ class DeviceTerm(Protocol):
 
 
 class HostTerm:
-    """Any term, computed on the host: slow, for terms without an implementation for "cuda"."""
+    """A term computed on the host: slow, for terms without an implementation for "cuda"."""
 
     capturable = False
 

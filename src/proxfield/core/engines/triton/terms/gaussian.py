@@ -115,24 +115,16 @@ class GaussianOnDevice:
     With Potts compatibility the constant Σ_j a_ij is taken as Σ_l of what the variable sees,
     which it is as long as marginals sum to 1: it costs no application of its own.
 
-    Args:
-        term: The term; its filter is used if that is already on this device.
-        layout: Layout of the field.
-        dtype: "float32" or "float64".
-        device: A device of torch.
-        tolerance: Tolerance of the exact filter in float32.
+    The term's filter is used if that is already on this device; ``tolerance`` is that of the exact
+    one in float32.
     """
 
     capturable = True
 
     def __init__(
-        self,
-        term: Gaussian,
-        layout: Layout,
-        dtype: str,
-        device: TorchDevice,
+        self, term: Gaussian, layout: Layout, dtype: str, device: TorchDevice,
         tolerance: float = TOLERANCE,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.n = term.n_points
         double = np.dtype(dtype) == np.float64
         self.dtype = torch.float64 if double else torch.float32

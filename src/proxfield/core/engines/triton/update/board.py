@@ -177,18 +177,10 @@ def over_step(change, parameters, FLAT: constexpr):
 def move_labels(theta, q, g, target, here, who, real, redo, movement, RULE: constexpr):
     """Update variables of any labels at a place, and store them; returns the largest change.
 
+    Natural parameters, marginals and gradient are (variables, labels); ``target`` is where new ones
+    go, ``here`` the entries, with base 0. ``who`` are the variables' numbers, ``real`` those that
+    there are.  # (variables,)
     The kind `LOOK` only looks: ``u`` gets the gradient.
-
-    Args:
-        theta: Natural parameters.  # (variables, labels)
-        q: Marginals.  # (variables, labels)
-        g: The gradient.  # (variables, labels)
-        target: Where new natural parameters go.
-        here: The entries; their base is 0.
-        who: The variables' numbers.  # (variables,)
-        real: Which of them there are.  # (variables,)
-        redo: Whether certified steps are taken.
-        movement: See `Movement`.
     """
     like = theta.dtype
     change = tl.zeros((), like)
@@ -220,14 +212,8 @@ def control(f, change, now, limits, status, TRIES: constexpr):
 
     ``f`` is F before the update, ``change`` its largest change over the step. A rule that tries
     updates learns F after one from the next one: if that rose, the next is thrown away and the
-    update made again from where it began.
-
-    Args:
-        TRIES: 1 for adaptive steps, which are replaced by certified ones; 2 for a step that is
-            searched for, which is replaced by a smaller one; else 0.
-
-    Returns:
-        The new progress.
+    update made again from where it began. ``TRIES`` is 1 for adaptive steps, which are replaced by
+    certified ones; 2 for a step that is searched for, which is replaced by a smaller one; else 0.
     """
     if TRIES == 0:
         tl.store(status.free_energy + now.row, f)

@@ -105,8 +105,9 @@ def group_marginals(s, source, to, edge, degree, offset, inside, P: constexpr, L
 
     There are ``degree`` of them where their number isn't known when compiling.
     """
-    if P.table_degree > 0:
-        for k in tl.static_range(P.table_degree):
+    DEGREE: constexpr = P.table_degree
+    if DEGREE > 0:
+        for k in tl.static_range(DEGREE):
             s = marginals_added(s, source, to, edge + k * P.block, offset, inside, LINEAR)
     else:
         for k in range(degree):
@@ -149,6 +150,7 @@ def shared_tables(g, source, to, here, edges, P: constexpr, LINEAR: constexpr, D
     DOT: see `products_added`. Otherwise one label of the neighbors after another.
     """
     BLOCK: constexpr = P.block
+    GROUPS: constexpr = P.groups
     L: constexpr = P.lanes
     label = tl.arange(0, L)[None, :]
     blocks = tl.num_programs(0)
@@ -156,7 +158,7 @@ def shared_tables(g, source, to, here, edges, P: constexpr, LINEAR: constexpr, D
     across = tl.arange(0, L)[:, None] * L + label
     if DOT:
         scale = tl.load(edges.scales)
-        for k in tl.static_range(P.groups):
+        for k in tl.static_range(GROUPS):
             edge = tl.load(edges.group_start + k * blocks + here.block) + here.place
             degree = 0
             if P.table_degree == 0:
@@ -169,7 +171,7 @@ def shared_tables(g, source, to, here, edges, P: constexpr, LINEAR: constexpr, D
         total = tl.trans(pinned(tl.trans(total))) * tl.load(edges.scales + 1)
     else:
         everywhere = (here.place >= 0)[:, None]
-        for k in range(P.groups):
+        for k in range(GROUPS):
             edge = tl.load(edges.group_start + k * blocks + here.block) + here.place
             degree = 0
             if P.table_degree == 0:
@@ -231,11 +233,13 @@ def plane_step(
 @jit
 def plane_product(source, out, to, weight, group_to, edges, P: constexpr):
     """What `plane_step` adds up, of numbers in place of marginals."""
+    BLOCK: constexpr = P.block
+    L: constexpr = P.lanes
     here = block_of(P)
     first = tl.load(edges.start + here.block)
-    g = tl.zeros((P.block, P.lanes), out.dtype.element_ty)
+    g = tl.zeros((BLOCK, L), out.dtype.element_ty)
     for k in range(tl.load(edges.length + here.block)):
-        g = agreement(g, source, to, weight, first + k * P.block + here.place, here, True)
+        g = agreement(g, source, to, weight, first + k * BLOCK + here.place, here, True)
     if P.groups > 0:
         g = shared_tables(g, source, group_to, here, edges, P, True, False)
     tl.store(out + here.at, g, mask=here.inside)
