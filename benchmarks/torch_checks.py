@@ -23,8 +23,7 @@ import torch
 
 from proxfield.bench.machine import metadata
 from proxfield.torch import DenseCRF, clear_plans
-from proxfield.torch.finite import require_marginals
-from proxfield.torch.inputs import Colors, rows
+from proxfield.torch.inputs import Colors, require_marginals, rows
 from torch_lattice import scene
 
 LABELS = 21

@@ -14,7 +14,7 @@ import proxfield.torch as pt  # noqa: E402
 from proxfield.core.filters.torch import plans  # noqa: E402
 from proxfield.core.filters.torch.operator import PlannedOperator, eigenvalue_range  # noqa: E402
 from proxfield.errors import InputError  # noqa: E402
-from proxfield.torch.dense import dense_energies, unrolled_energies  # noqa: E402
+from proxfield.torch.dense import dense_energies  # noqa: E402
 from proxfield.torch.solve import curvature  # noqa: E402
 
 TABLE = [[0.0, 2.0, 1.0], [2.0, 0.5, -1.0], [1.0, -1.0, 0.0]]
@@ -155,7 +155,10 @@ def test_implicit_equals_unrolled_at_convergence(
             )
             assert facts[0] < 500
         else:
-            theta = unrolled_energies(u, [f, g], table, max_iters=int(facts[0]) + 20, **kind)
+            updates = int(facts[0]) + 20
+            theta, _ = dense_energies(
+                u, [f, g], table, max_iters=updates, gradient="unrolled", **kind
+            )
         grads.append(torch.autograd.grad((theta * weigh).sum(), inputs))
     for mine, recorded in zip(*grads, strict=True):
         assert torch.allclose(mine, recorded, atol=1e-8)

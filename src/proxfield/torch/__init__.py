@@ -11,7 +11,7 @@ few milliseconds. Names are loaded when first used; they need PyTorch:
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from proxfield.core.engines.torch.program import TorchProgram as TorchProgram
@@ -32,18 +32,10 @@ _HOME = {
     "refine": "torch.refine",
 }
 
-__all__ = [
-    "DenseCRF",
-    "DenseCRFLoss",
-    "TorchProgram",
-    "clear_plans",
-    "gaussian_filter",
-    "infer",
-    "refine",
-]
+__all__ = list(_HOME)  # names above, in the same order
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module 'proxfield.torch' has no attribute {name!r}")
     from proxfield.core.devices.cuda import need_torch

@@ -7,9 +7,8 @@ them. ``torch.ops.proxfield.dense_energies`` is what `proxfield.torch.DenseCRF` 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
-from proxfield.core.common.records import Record
 from proxfield.core.devices.cuda import torch
 from proxfield.core.devices.tensors import AutogradContext, Tensor
 from proxfield.core.engines.torch.moves import moved, softmax
@@ -21,15 +20,19 @@ from proxfield.core.filters.torch.operator import (
 )
 from proxfield.core.filters.torch.ops import Op, nothing_saved, plain_precision, refuse
 from proxfield.errors import InputError, UnsupportedError
-from proxfield.torch.finite import require_features, require_marginals
+from proxfield.torch.inputs import require_features, require_marginals
 from proxfield.torch.solve import (
     IMPLICIT_TOL,
+    Kind,
     covariance,
     fixed_point,
     implicit,
     step_sizes,
     unrolled,
 )
+
+Option: TypeAlias = Any
+"""An argument of an operator: a value of `UpdateOptions`, or a tensor."""
 
 
 class UpdateOptions(NamedTuple):
@@ -68,6 +71,11 @@ class UpdateOptions(NamedTuple):
     pixels: Sequence[int] = ()
 
     @property
+    def kind(self) -> Kind:
+        """What makes an operator of features."""
+        return self.normalization, self.self_message, self.filter
+
+    @property
     def kept(self) -> int:
         """How many θ are kept if all updates are made."""
         return max(0, (self.max_iters - 1) // self.keep_every) if self.keep_every else 0
@@ -80,67 +88,50 @@ def dense_energies(
     *,
     step: float | None = None,
     gradient: str = "exact",
-    **options: Any,
+    **options: Option,
 ) -> tuple[Tensor, Tensor]:
     """θ after updates θ ← θ − step (θ − g(softmax(−θ))) with g(q) = U + Σ_t A_t q M_t.
 
     The gradient is that of the updates made: θ is kept before each of them, everything else is
     recomputed in the backward pass, with one product with every A_t per update.
     It includes the derivative of the certified step. With ``gradient="implicit"`` it is that of
-    the fixed point where the updates reached one, and memory doesn't grow with the updates.
+    the fixed point where the updates reached one, and memory doesn't grow with the updates. With
+    "unrolled" autograd records the updates, all ``max_iters`` of them: for comparison.
 
     Args:
         unary: U, and the first θ; +inf rules a label out.  # (B, n, c)
         features: Features of each term; (1, n, d) if all images share them.  # (B, n, d) each
         tables: M, weight times compatibility; must be symmetric.  # (terms, c, c)
         step: Step of the updates; None: the certified one of each image.
-        gradient: "exact" or "implicit".
+        gradient: "exact", "implicit" or "unrolled".
         options: See `UpdateOptions`.
 
     Returns:
         θ after the last update, and a tensor of two numbers on the CPU: updates made, change by
-        the last.  # (B, n, c), (2,)
+        the last; of none if they are recorded.  # (B, n, c), (2,)
     """
     how = UpdateOptions(**options)
+    size = step_sizes(unary, features, tables, how.kind, step)
+    if gradient == "unrolled":
+        with plain_precision(unary):
+            operators = [differentiable(f, *how.kind) for f in features]
+            update = DenseUpdate(unary, operators, tables, size)
+            return update.repeated(how.max_iters), unary.new_empty(0)
     adjoint_tol = how.adjoint_tol
     if adjoint_tol is None:
         # the GPU's sums in float32 have errors of 1e-4: no use in solving to less
         rough = 1e-4 if unary.is_cuda else 1e-5
         adjoint_tol = 1e-10 if unary.dtype == torch.float64 else rough
-    given = (unary, tables, *features)
-    learns = torch.is_grad_enabled() and any(x.requires_grad for x in given)
-    resolved: Record = {
-        "keep_every": how.keep_every if learns and gradient == "exact" else 0,
-        "fixed_count": torch.compiler.is_compiling(),
-        "implicit_tol": how.implicit_tol if gradient == "implicit" else -1.0,
-        "adjoint_tol": adjoint_tol,
-        "pixels": list(how.pixels),
-    }
-    size = step_sizes(
-        unary, features, tables, how.normalization, how.self_message, how.filter, step
+    learns = torch.is_grad_enabled() and any(x.requires_grad for x in (unary, tables, *features))
+    how = how._replace(
+        keep_every=how.keep_every if learns and gradient == "exact" else 0,
+        fixed_count=torch.compiler.is_compiling(),
+        implicit_tol=how.implicit_tol if gradient == "implicit" else -1.0,
+        adjoint_tol=adjoint_tol,
+        pixels=list(how.pixels),
     )
-    theta, facts, _ = ENERGIES(
-        unary, features, tables, size, *UpdateOptions(**{**options, **resolved})
-    )
+    theta, facts, _ = ENERGIES(unary, features, tables, size, *how)
     return theta, facts
-
-
-def unrolled_energies(
-    unary: Tensor,
-    features: list[Tensor],
-    tables: Tensor,
-    *,
-    normalization: str = "symmetric",
-    self_message: bool = True,
-    filter: str = "exact",
-    step: float | None = None,
-    max_iters: int = 10,
-) -> Tensor:
-    """The same updates in operations that autograd records: for comparison."""
-    size = step_sizes(unary, features, tables, normalization, self_message, filter, step)
-    with plain_precision(unary):
-        operators = [differentiable(f, normalization, self_message, filter) for f in features]
-        return DenseUpdate(unary, operators, tables, size).repeated(max_iters)
 
 
 class DenseUpdate(NamedTuple):
@@ -174,7 +165,7 @@ class DenseUpdate(NamedTuple):
 
 
 def _energies(
-    unary: Tensor, features: list[Tensor], tables: Tensor, size: Tensor, *options: Any
+    unary: Tensor, features: list[Tensor], tables: Tensor, size: Tensor, *options: Option
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     how = UpdateOptions(*options)
     if not unary.numel():
@@ -182,10 +173,11 @@ def _energies(
         return unary.clone(), facts, [torch.zeros_like(unary) for _ in range(how.kept)]
     with plain_precision(unary):
         try:
-            update = DenseUpdate(unary, _planned(features, how), tables, size)
+            operators = [PlannedOperator(f, *how.kind) for f in features]
         except InputError:  # of a lattice, which doesn't know of images
             require_features(features, how.pixels)
             raise
+        update = DenseUpdate(unary, operators, tables, size)
         found = fixed_point(update.gradient, unary, size, how.max_iters, how.tol, how.keep_every)
         if how.check:
             require_marginals(found.q, unary, features, tables, how.pixels)
@@ -196,19 +188,15 @@ def _energies(
         return found.theta.clone() if found.theta is unary else found.theta, facts, kept
 
 
-def _planned(features: list[Tensor], how: UpdateOptions) -> list[PlannedOperator]:
-    return [PlannedOperator(f, how.normalization, how.self_message, how.filter) for f in features]
-
-
 def _energies_shape(
-    unary: Tensor, features: list[Tensor], tables: Tensor, size: Tensor, *options: Any
+    unary: Tensor, features: list[Tensor], tables: Tensor, size: Tensor, *options: Option
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     kept = [unary.new_empty(unary.shape) for _ in range(UpdateOptions(*options).kept)]
     return unary.new_empty(unary.shape), unary.new_empty(2, dtype=torch.float64, device="cpu"), kept
 
 
 def _context(
-    ctx: AutogradContext, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, list[Tensor]]
+    ctx: AutogradContext, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor, list[Tensor]]
 ) -> None:
     unary, features, tables, size, *options = inputs
     theta, facts, kept = output
@@ -249,8 +237,8 @@ def _jvp(
     how: UpdateOptions = ctx.options
 
     def run(u: Tensor, m: Tensor, s: Tensor, *f: Tensor) -> Tensor:
-        kind = how.normalization, how.self_message, how.filter
-        return DenseUpdate(u, [differentiable(x, *kind) for x in f], m, s).repeated(int(facts[0]))
+        operators = [differentiable(x, *how.kind) for x in f]
+        return DenseUpdate(u, operators, m, s).repeated(int(facts[0]))
 
     with plain_precision(theta):
         try:
@@ -267,7 +255,8 @@ def _jvp(
 
 def _adjoint(
     grad: Tensor, theta: Tensor, facts: Tensor, kept: list[Tensor], unary: Tensor,
-    features: list[Tensor], tables: Tensor, size: Tensor, learns: bool, sized: bool, *options: Any,
+    features: list[Tensor], tables: Tensor, size: Tensor, learns: bool, sized: bool,
+    *options: Option,
 ) -> tuple[Tensor, list[Tensor], Tensor, Tensor]:  # fmt: skip
     if not theta.numel():
         none = (torch.zeros_like(x) for x in (unary, tables, size))
@@ -275,7 +264,7 @@ def _adjoint(
         return to_unary, [torch.zeros_like(f) for f in features], to_tables, to_size
     how = UpdateOptions(*options)
     with plain_precision(theta):
-        operators = _planned(features, how)
+        operators = [PlannedOperator(f, *how.kind) for f in features]
         update = DenseUpdate(unary, operators, tables, size)
         grad = torch.where(torch.isinf(theta), torch.zeros_like(grad), grad)
         sums = [FeatureGradient(operator) for operator in operators] if learns else []
@@ -318,13 +307,7 @@ def _exact(
     symmetric, q gets Σ_t p_t M_tᵀ, and θ gets (1 − s) a less S times what q gets. The features'
     gradients are sums over pairs of b and q M_t (`FeatureGradient`).
 
-    Args:
-        update: The update.
-        grad: For the last θ.  # (B, n, c)
-        theta: The last θ.  # (B, n, c)
-        states: θ before every so many updates; how many; and how many updates were made.
-        sums: Get the features' gradients.
-        sized: Whether the step has a gradient.
+    ``states`` are θ before every so many updates; how many; and how many updates were made.
     """
     kept, every, made = states
     to_unary, to_tables = torch.zeros_like(update.unary), torch.zeros_like(update.tables)
@@ -369,7 +352,7 @@ def _adjoint_shape(
     )
 
 
-def _repeated(args: list[Any]) -> list[Any]:
+def _repeated(args: list[Option]) -> list[Option]:
     """Calls whose results are stacked keep equally many θ."""
     args[4:] = UpdateOptions(*args[4:])._replace(fixed_count=True)
     return args

@@ -11,24 +11,27 @@ from proxfield.core.common.checks import is_real, whole_number
 from proxfield.core.devices.cuda import need_torch, torch
 from proxfield.core.devices.tensors import Tensor, TorchDevice, TorchDtype
 from proxfield.core.engines.plan import Custom, Order, Plan, Update
-from proxfield.core.engines.torch.energy import Energy
 from proxfield.core.engines.torch.moves import softmax
 from proxfield.core.filters.torch.filter import working_dtype
 from proxfield.core.filters.torch.ops import exporting, has_batch, require_device, require_tensor
-from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.solve.curvature import Curvature
 from proxfield.core.solve.request import NEVER, check_limits
 from proxfield.core.solve.rules.base import Problem, Rule
 from proxfield.core.solve.rules.registry import make_rule
-from proxfield.core.terms.base import Term
 from proxfield.errors import InputError, UnsupportedError, shown
 from proxfield.field import Field
-from proxfield.torch.parameters import Parameters, TablesGiven
-from proxfield.torch.run import UNDER_VMAP, GradientRun, marginals_function
-from proxfield.torch.solve import unrolled
+from proxfield.torch.inputs import one_of
+from proxfield.torch.run import (
+    UNDER_VMAP,
+    GradientRun,
+    Model,
+    Parameters,
+    TablesGiven,
+    marginals_function,
+)
+from proxfield.torch.solve import GRADIENTS, IMPLICIT_TOL, unrolled
 
 INITS = ("uniform", "unary")
-GRADIENTS = ("exact", "implicit", "unrolled")
 
 
 def infer(
@@ -96,20 +99,8 @@ def infer(
         >>> q[:, 1].sum().backward()  # doctest: +SKIP
     """
     need_torch()
-    # some versions of torch.compile take it for exporting
-    if not torch.compiler.is_dynamo_compiling() and exporting():
-        raise UnsupportedError(
-            "torch.export can't trace torch.infer, which plans on the host; call it outside of the "
-            "exported program, or export torch.DenseCRF"
-        )
-    if gradient not in GRADIENTS:
-        raise InputError(f"gradient={gradient!r}, expected one of: {', '.join(GRADIENTS)}")
-    chosen = make_rule(rule, params)
-    if type(chosen).solve is not Rule.solve:
-        raise UnsupportedError(
-            f"{chosen.name} runs other rules, through which there is no gradient; expected a rule "
-            "such as fixed or adaptive"
-        )
+    one_of("gradient", gradient, GRADIENTS)
+    chosen = _chosen(make_rule(rule, params))
     check_limits(max_iters, tol, None, None)
     if adjoint_tol is not None and not (is_real(adjoint_tol) and adjoint_tol >= 0):
         raise InputError(f"adjoint_tol={shown(adjoint_tol)}, expected a number, 0 or more")
@@ -130,21 +121,22 @@ def infer(
     model = Model.make(field, parameters, dtype, device)
     shape = _Shape.of(field, unary)
     flat = shape.flatten(unary, dtype, device)  # (B, full size)
-    numbers = None if parameters is None else parameters.flat
-    if numbers is not None and numbers.ndim == 2 and len(flat) == 1:
-        flat, shape = flat.expand(len(numbers), -1), shape.of_batch(len(numbers))
-    if numbers is not None and numbers.ndim == 2 and len(numbers) not in (1, len(flat)):
-        raise InputError(
-            f"weights or tables for a batch of {len(numbers)} but unary energies for {len(flat)}, "
-            "expected one number"
-        )
+    numbers = parameters.flat
+    if numbers is not None and numbers.ndim == 2:
+        if len(flat) == 1:
+            flat, shape = flat.expand(len(numbers), -1), replace(shape, batch=len(numbers))
+        if len(numbers) not in (1, len(flat)):
+            raise InputError(
+                f"weights or tables for a batch of {len(numbers)} but unary energies for "
+                f"{len(flat)}, expected one number"
+            )
     if not (batched or torch.compiler.is_compiling()):
         _require_energies(flat, field)
     if not flat.shape[0]:
         return shape.restore(flat if numbers is None else flat + 0 * numbers.sum())
     energies = model.energy.unary + model.pad(flat)  # (B, n, labels)
     plan = _plan(chosen, model, field, seed)
-    start = _start(init, energies, model, shape, dtype, device)
+    start = _start(init, energies, model, shape)
     if gradient == "unrolled":
         q = _unrolled(model, energies, numbers, plan, start, max_iters)
     else:
@@ -153,12 +145,28 @@ def infer(
         run = GradientRun(
             model, plan, start.detach(), isinstance(init, str) and init == "unary", max_iters,
             NEVER if tol is None else tol,
-            gradient == "implicit", adjoint_tol, adjoint_max_iters,
+            (IMPLICIT_TOL, adjoint_tol, adjoint_max_iters) if gradient == "implicit" else None,
             learns=gradient == "exact" and torch.is_grad_enabled()
             and any(x is not None and x.requires_grad for x in (energies, numbers)),
         )  # fmt: skip
         q = marginals_function().apply(energies, numbers, run)[0]
     return shape.restore(model.expand(q))
+
+
+def _chosen(rule: Rule) -> Rule:
+    """The rule, if there is a gradient through it, here."""
+    # some versions of torch.compile take it for exporting
+    if not torch.compiler.is_dynamo_compiling() and exporting():
+        raise UnsupportedError(
+            "torch.export can't trace torch.infer, which plans on the host; call it outside of the "
+            "exported program, or export torch.DenseCRF"
+        )
+    if type(rule).solve is not Rule.solve:
+        raise UnsupportedError(
+            f"{rule.name} runs other rules, through which there is no gradient; expected a rule "
+            "such as fixed or adaptive"
+        )
+    return rule
 
 
 def _require_energies(flat: Tensor, field: Field) -> None:
@@ -195,66 +203,6 @@ def _plan(rule: Rule, model: Model, field: Field, seed: int) -> Update | Order:
     return plan
 
 
-@dataclass
-class Model:
-    """A field as `Energy`, and the way between its entries and the user's."""
-
-    fulls: list[Lowered]
-    """With the parameters that were given (one for each row of them): for curvature and kernels."""
-    energy: Energy
-    kept: Tensor
-    """Entries of the user's layout that are left to infer.  # (size,)"""
-    decided: Tensor
-    """Marginals of those that aren't.  # (full size,)"""
-
-    @classmethod
-    def make(
-        cls, field: Field, parameters: Parameters | None, dtype: TorchDtype, device: TorchDevice
-    ) -> Model:
-        given: list[Term] = []
-        if parameters is None:
-            rest = field.lower()
-            fulls = [rest]
-        else:
-            rest, fulls = parameters.rest(field), parameters.fulls(field)
-            given = parameters.terms
-        if rest.infeasible or rest.hard:
-            raise UnsupportedError(
-                "tables that forbid configurations have no derivative; use proxfield.infer"
-            )
-        # the parts of an energy that don't change are kept with the lowered field
-        key = (dtype, device, bool(given))
-        if key not in rest.differentiable:
-            rest.differentiable[key] = Energy(rest, dtype, device, exact=True, given=given)
-        energy = rest.differentiable[key]
-        if energy.unknown:
-            names = ", ".join(sorted({type(t).__name__ for t in energy.unknown}))
-            raise UnsupportedError(f"no derivatives through {names}; use proxfield.infer")
-        reduction = rest.reduction
-        kept = np.flatnonzero(reduction.new_entry >= 0)
-        decided = reduction.expand(np.zeros(rest.layout.size))
-        return cls(fulls, energy, torch.as_tensor(kept, device=device), energy.tensor(decided))
-
-    def pad(self, flat: Tensor, fill: float = 0.0) -> Tensor:
-        """The user's entries as a state.  # (B, full size) -> (B, n, labels)"""
-        whole = flat.shape[1] == len(self.kept)
-        return self.energy.padding.pad(flat if whole else flat[:, self.kept], fill)
-
-    def split(self, numbers: Tensor | None) -> tuple[Tensor, ...]:
-        """Parameters of one term after another.  # (P,) or (B, P)"""
-        if numbers is None:
-            return ()
-        parts = self.energy.parts[len(self.energy.parts) - self.energy.given :]
-        return tuple(numbers.split([part.count for part, _ in parts], dim=-1))
-
-    def expand(self, q: Tensor) -> Tensor:
-        """A state as the user's entries.  # (B, n, labels) -> (B, full size)"""
-        flat = self.energy.padding.flatten(q)
-        if flat.shape[1] == len(self.decided):
-            return flat
-        return self.decided.repeat(len(flat), 1).index_copy(1, self.kept, flat)
-
-
 @dataclass(frozen=True)
 class _Shape:
     """In which of its forms marginals come and go."""
@@ -276,14 +224,11 @@ class _Shape:
         forms = f"({layout.size},)" if rows is None else f"{rows} or ({layout.size},)"
         raise InputError(f"unary of shape {shape}, expected {forms}, or a batch of these")
 
-    def of_batch(self, batch: int) -> _Shape:
-        return replace(self, batch=batch)
-
     def flatten(self, values: Tensor | None, dtype: TorchDtype, device: TorchDevice) -> Tensor:
         """# -> (B, size)"""
-        if values is None:
-            return torch.zeros((1, int(np.prod(self.entries))), dtype=dtype, device=device)
         size = int(np.prod(self.entries))
+        if values is None:
+            return torch.zeros((1, size), dtype=dtype, device=device)
         return values.to(device, dtype).reshape(1 if self.batch is None else self.batch, size)
 
     def restore(self, flat: Tensor) -> Tensor:
@@ -292,10 +237,7 @@ class _Shape:
         return flat.reshape(*batch, *self.entries)
 
 
-def _start(
-    init: str | Tensor, energies: Tensor, model: Model, shape: _Shape, dtype: TorchDtype,
-    device: TorchDevice,
-) -> Tensor:  # fmt: skip
+def _start(init: str | Tensor, energies: Tensor, model: Model, shape: _Shape) -> Tensor:
     """Marginals to start from.  # (B, n, labels)"""
     if isinstance(init, str):
         if init not in INITS:
@@ -305,7 +247,7 @@ def _start(
         counts = model.energy.lowered.layout.cardinalities
         flat = model.energy.tensor(np.repeat(1 / counts, counts))[None]
         return model.energy.padding.pad(flat.expand(len(energies), -1), 0.0)
-    flat = shape.flatten(torch.as_tensor(init).detach(), dtype, device)
+    flat = shape.flatten(torch.as_tensor(init).detach(), energies.dtype, energies.device)
     q = model.pad(flat.expand(len(energies), -1), 0.0)
     return q / q.sum(dim=-1, keepdim=True)
 

@@ -1,11 +1,13 @@
-"""Images, maps and masks as the layers read them: shapes, devices, ranges of colors."""
+"""Images, maps and masks as the layers read them: shapes, devices, ranges and values."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
+import numpy as np
+
+from proxfield.core.common.arrays import Array
 from proxfield.core.common.checks import is_real
 from proxfield.core.devices.cuda import torch
 from proxfield.core.devices.tensors import Tensor
@@ -59,13 +61,9 @@ class Colors:
         return low, high - low
 
     def read(self, image: Tensor, pixels: Sequence[int], like: Tensor, check: bool) -> Tensor:
-        """The image's pixels within 0 and 1.  # (B, c, *pixels) -> (B, n, c)
+        """The image's pixels within 0 and 1, in the type of ``like``.
 
-        Args:
-            image: The image.  # (B, c, *pixels)
-            pixels: The expected size.
-            like: Of as many images, in the type and on the device wanted.
-            check: Warn if values are outside their range.
+        With ``check``, warn if values are outside their range.  # (B, c, *pixels) -> (B, n, c)
         """
         seen = channels_of(image, pixels, like, "image")
         floats = image.is_floating_point()
@@ -112,7 +110,7 @@ class Colors:
             )
 
 
-def _range(given: Any) -> tuple[float, float]:
+def _range(given: Array) -> tuple[float, float]:
     try:
         low, high = given
         right = is_real(low) and is_real(high) and -float("inf") < low < high < float("inf")
@@ -125,9 +123,9 @@ def _range(given: Any) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _numbers(given: Any, name: str) -> list[float]:
+def _numbers(given: Array, name: str) -> list[float]:
     """One number, or one per channel, from numbers, lists, arrays or tensors."""
-    values: Any = given.tolist() if hasattr(given, "tolist") else given
+    values: Array = given.tolist() if hasattr(given, "tolist") else given
     out = list(values) if isinstance(values, (list, tuple)) else [values]
     if not out or not all(is_real(v) and abs(v) < float("inf") for v in out):
         raise InputError(f"{name}={shown(given)}, expected a number, or one per channel")
@@ -143,15 +141,8 @@ def one_of(what: str, value: object, known: Sequence[str]) -> None:
 # ---- shapes ----
 
 
-def check_maps(maps: Any, name: str, n_labels: int | None, dimensions: int | None) -> None:
-    """Raise, with the remedy, unless these are maps of labels.  # (B, labels, *pixels)
-
-    Args:
-        maps: What was given.
-        name: Its name.
-        n_labels: Number of labels; None: any.
-        dimensions: Number of axes of pixels; None: any.
-    """
+def check_maps(maps: Tensor, name: str, n_labels: int | None, dimensions: int | None) -> None:
+    """Raise, with the remedy, unless these are maps of labels; None: any number of these."""
     require_tensor(maps, name)
     shape = tuple(maps.shape)
     if maps.is_complex():
@@ -169,14 +160,10 @@ def check_maps(maps: Any, name: str, n_labels: int | None, dimensions: int | Non
     raise InputError(f"{name} of shape {shape}, expected (images, {labels}, {axes}){hint}")
 
 
-def channels_of(channels: Any, pixels: Sequence[int], like: Tensor, name: str) -> Tensor:
-    """Channels of images with one row per pixel, in the type of ``like``.  # (B, n, c)
+def channels_of(channels: Tensor, pixels: Sequence[int], like: Tensor, name: str) -> Tensor:
+    """Channels of images with one row per pixel, in the type of ``like``.
 
-    Args:
-        channels: # (B, c, *pixels)
-        pixels: The expected size.
-        like: Of as many images, in the type and on the device wanted.
-        name: What the channels are, for messages.
+    # (B, c, *pixels) -> (B, n, c)
     """
     require_tensor(channels, name)
     require_device(channels, name, like, "unaries")
@@ -204,3 +191,69 @@ def places_of(pixels: Sequence[int], like: Tensor) -> Tensor:
 def rows(maps: Tensor) -> Tensor:
     """Maps with one row per pixel.  # (B, c, *pixels) -> (B, n, c)"""
     return maps.flatten(2).transpose(1, 2).contiguous()
+
+
+# ---- values, once a result isn't a number ----
+
+DIVERGED = (
+    "weights or compatibilities hold NaN or infinite values; if they are learned, use a smaller "
+    "learning rate or clip gradients"
+)
+
+
+def require_marginals(
+    q: Tensor, unary: Tensor, features: list[Tensor], tables: Tensor, pixels: Sequence[int]
+) -> None:
+    """Raise unless every pixel has marginals; the message names the first input that is wrong.
+
+    One look at the marginals (NaN, or all 0 where no label is possible), which waits for the
+    device; inputs are looked at only if that fails. Without ``pixels`` these are numbered.
+    """
+    if not q.numel() or bool((q.amax(dim=-1) > 0).all()):  # NaN isn't above 0
+        return
+    for wrong, what in (
+        (torch.isnan(unary), "logits, probabilities or energies hold NaN"),
+        (torch.isneginf(unary), "logits hold +inf or energies -inf"),
+    ):
+        at = "first at image {0}, label {2}, pixel {1} (counted from 0)"
+        _refuse(wrong, f"{what}, {at}; expected finite numbers", pixels)
+    require_features(features, pixels)
+    if not bool(torch.isfinite(tables).all()):
+        raise InputError(DIVERGED)
+    text = (
+        "all labels of image {0}, pixel {1} have the energy +inf; expected a finite one for at "
+        "least one label"
+    )
+    _refuse(torch.isposinf(unary).all(dim=-1), text, pixels)
+    raise InputError("the updates overflowed; expected smaller weights, energies or steps")
+
+
+def require_finite(s: Tensor, features: list[Tensor], pixels: Sequence[int]) -> None:
+    """Raise if probabilities (s) or features hold NaN or infinite values, and name the first."""
+    text = (
+        "logits or probabilities hold NaN or +inf, first at image {0}, pixel {1} (counted from 0); "
+        "expected finite numbers"
+    )
+    _refuse(~torch.isfinite(s).all(dim=-1), text, pixels)  # a softmax spreads NaN over the labels
+    require_features(features, pixels)
+
+
+def require_features(features: list[Tensor], pixels: Sequence[int]) -> None:
+    """Raise if features hold NaN or infinite values, and name the first."""
+    for k, points in enumerate(features):
+        text = (
+            f"features of term {k} hold NaN or infinite values, first at image {{0}}, pixel {{1}}, "
+            "feature {2}; check the image, the embeddings and the bandwidths"
+        )
+        _refuse(~torch.isfinite(points), text, pixels)
+
+
+def _refuse(wrong: Tensor, text: str, pixels: Sequence[int]) -> None:
+    """Raise where something is true; the text takes image, pixel and label of the first place."""
+    if bool(wrong.any()):
+        image, pixel, *label = (int(i) for i in wrong.nonzero()[0])
+        place = str(pixel)
+        if pixels:
+            axes = np.unravel_index(pixel, [int(size) for size in pixels])
+            place = f"({', '.join(map(str, axes))})"
+        raise InputError(text.format(image, place, *label))

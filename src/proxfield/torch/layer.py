@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
+from proxfield.core.common.arrays import Array
 from proxfield.core.common.checks import is_real, is_whole, whole_count
 from proxfield.core.common.records import Record
 from proxfield.core.devices.cuda import Module, need_torch, torch
@@ -24,25 +25,30 @@ from proxfield.images.settings import (
     GivenSettings,
     read_config,
 )
-from proxfield.torch.dense import dense_energies, unrolled_energies
-from proxfield.torch.finite import require_marginals
+from proxfield.torch.dense import dense_energies
 from proxfield.torch.inputs import (
     Colors,
     channels_of,
     check_maps,
     one_of,
     places_of,
+    require_marginals,
     rows,
 )
+from proxfield.torch.solve import GRADIENTS
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 LEARN = ("weights", "bandwidths", "compatibility")
-GRADIENTS = ("exact", "implicit", "unrolled")
 OUTPUTS = ("log-marginals", "marginals", "energies")
 LOG_ZERO = -1e4
 """Log-marginal of an excluded label: its exponential is 0 in every type, and 0 times it is 0."""
+DENSE_OPTIONS = (
+    *("normalization", "self_message", "filter", "step", "max_iters", "tol", "keep_every"),
+    *("adjoint_tol", "adjoint_max_iters", "check"),
+)
+"""Attributes of the layer that `dense_energies` takes."""
 RENAMED = {
     "labels": "n_labels",
     "iterations": "max_iters",
@@ -242,10 +248,8 @@ class DenseCRF(Module):  # type: ignore[misc]
             raise InputError(f"keep_every={updates['keep_every']}, expected 1 or more")
         if step is not None and not 0 < step <= 2:
             raise InputError(f"step={step!r}, expected above 0 and at most 2, or None: certified")
-        self.step, self.max_iters, self.tol = step, int(count), tol
-        self.gradient, self.keep_every = updates["gradient"], updates["keep_every"]
-        self.adjoint_tol = updates["adjoint_tol"]
-        self.adjoint_max_iters = updates["adjoint_max_iters"]
+        for name, value in {**updates, "max_iters": int(count)}.items():
+            setattr(self, name, value)
 
     # ---- settings ----
 
@@ -292,36 +296,26 @@ class DenseCRF(Module):  # type: ignore[misc]
         if "bilateral" in self.terms:
             found["bilateral_color"] = _lengths(self.log_bilateral_color, FULL_RANGE)
         table = "potts" if self.compatibility is None else self.compatibility.detach().double()
-        return DenseSettings(
-            **found,
-            max_iters=self.max_iters,
-            filter=self.filter,
-            compatibility=table,
-            normalization=self.normalization,
-            self_message=self.self_message,
-        )
+        same = ("max_iters", "filter", "normalization", "self_message")
+        found.update({name: getattr(self, name) for name in same})
+        return DenseSettings(**found, compatibility=table)
 
     # ---- parameters ----
 
     @staticmethod
-    def _parameter(values: Any, learn: bool) -> Tensor:
+    def _parameter(values: Array, learn: bool) -> Tensor:
         start = torch.as_tensor(values, dtype=torch.get_default_dtype()).detach().clone()
         return torch.nn.Parameter(start, requires_grad=learn)
 
     def _logs(
-        self,
-        what: str,
-        values: float | Sequence[float],
-        count: int,
-        learn: bool,
-        unit: float = 1.0,
+        self, what: str, values: float | Sequence[float], count: int, learn: bool, unit: float = 1.0
     ) -> Tensor:
         """Logarithms of lengths, as many as were given: a step can't make one negative."""
         widths(values, count, what, "axis or channel")
         given = values if isinstance(values, Sequence) else [values]
         return self._parameter([math.log(v / unit) for v in given], learn)
 
-    def _compatibility(self, given: Any, learn: bool) -> Tensor | None:
+    def _compatibility(self, given: Array, learn: bool) -> Tensor | None:
         if isinstance(given, str):
             one_of("compatibility", given, ("potts", "diagonal", "full"))
             if given == "potts":
@@ -416,13 +410,6 @@ class DenseCRF(Module):  # type: ignore[misc]
         pixels = unary.shape[2:]
         table = rows(unary.to(working_dtype(unary.dtype)))  # (B, n, labels)
         features = [f.contiguous() for f in self.features(image, embeddings, pixels, table)]
-        options: dict[str, Any] = {
-            "normalization": self.normalization,
-            "self_message": self.self_message,
-            "filter": self.filter,
-            "step": self.step,
-            "max_iters": self.max_iters,
-        }
         tables = self.tables().to(table)
         onnx = exporting_onnx()
         if onnx and self.terms and self.step is None and self.compatibility is not None:
@@ -430,18 +417,16 @@ class DenseCRF(Module):  # type: ignore[misc]
                 "ONNX has no eigenvalues for the certified step; with compatibilities other than "
                 '"potts" pass a step=, 1.0 if they attract'
             )
-        if not self.terms or self.gradient == "unrolled" or onnx:
-            # without terms pixels are independent: θ = U is the fixed point
-            theta = unrolled_energies(table, features, tables, **options) if self.terms else table
-            if self.check and not (torch.compiler.is_compiling() or transforming()):
-                require_marginals(torch.softmax(-theta, -1), table, features, tables, pixels)
-        else:
+        recorded = not self.terms or self.gradient == "unrolled" or onnx
+        theta = table  # without terms pixels are independent: θ = U is the fixed point
+        if self.terms:
+            options = {name: getattr(self, name) for name in DENSE_OPTIONS}
+            gradient = "unrolled" if recorded else self.gradient
             theta, _ = dense_energies(
-                table, features, tables, **options, tol=self.tol,
-                gradient=self.gradient, keep_every=self.keep_every,
-                adjoint_tol=self.adjoint_tol, adjoint_max_iters=self.adjoint_max_iters,
-                check=self.check, pixels=pixels,
-            )  # fmt: skip
+                table, features, tables, gradient=gradient, pixels=pixels, **options
+            )
+        if recorded and self.check and not (torch.compiler.is_compiling() or transforming()):
+            require_marginals(torch.softmax(-theta, -1), table, features, tables, pixels)
         if self.output == "marginals":
             theta = torch.softmax(-theta, dim=-1)
         elif self.output == "log-marginals":

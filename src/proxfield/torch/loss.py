@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from proxfield.core.common.checks import is_real
 from proxfield.core.devices.cuda import Module, need_torch, torch
@@ -22,8 +21,7 @@ from proxfield.core.filters.torch.ops import (
 from proxfield.core.terms.gaussian import NORMALIZATIONS
 from proxfield.errors import InputError, shown
 from proxfield.images.pixels import COLOR_SIGMA, widths
-from proxfield.torch.finite import require_finite
-from proxfield.torch.inputs import Colors, check_maps, one_of, places_of, rows
+from proxfield.torch.inputs import Colors, check_maps, one_of, places_of, require_finite, rows
 
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -88,21 +86,16 @@ class DenseCRFLoss(Module):  # type: ignore[misc]
         one_of("normalization", normalization, NORMALIZATIONS)
         one_of("filter", filter, ("auto", *FILTERS))
         one_of("reduction", reduction, REDUCTIONS)
-        for name, values in (
-            ("bilateral_sigma", bilateral_sigma),
-            ("bilateral_color", bilateral_color),
-            ("spatial_sigma", spatial_sigma),
-        ):
+        self.bilateral_sigma, self.bilateral_color = bilateral_sigma, bilateral_color
+        self.spatial_sigma = spatial_sigma
+        for name in ("bilateral_sigma", "bilateral_color", "spatial_sigma"):
+            values = getattr(self, name)
             widths(values, _count(values), name, "axis or channel")
-        for name, weight in (
-            ("bilateral_weight", bilateral_weight),
-            ("spatial_weight", spatial_weight),
-        ):
+        weights = {"bilateral_weight": bilateral_weight, "spatial_weight": spatial_weight}
+        for name, weight in weights.items():
             if not (is_real(weight) and abs(weight) < float("inf")):
                 raise InputError(f"{name}={shown(weight)}, expected a number")
-        self.bilateral_sigma, self.bilateral_color = bilateral_sigma, bilateral_color
-        self.bilateral_weight = float(bilateral_weight)
-        self.spatial_sigma, self.spatial_weight = spatial_sigma, float(spatial_weight)
+            setattr(self, name, float(weight))
         self.normalization, self.self_message = normalization, self_message
         self.filter, self.reduction = filter, reduction
         self.colors, self.check = Colors(image_range, mean, std), check
@@ -245,7 +238,9 @@ def _loss_shape(
     return s.new_empty(s.shape[0]), s.new_empty(s.shape if learns else 0)
 
 
-def _context(ctx: AutogradContext, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _context(
+    ctx: AutogradContext, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]
+) -> None:
     s, counts, moves, features, *options, learns, _, _ = inputs
     ctx.terms, ctx.learns, ctx.options = len(features), learns, options
     ctx.mark_non_differentiable(output[1])
@@ -275,15 +270,6 @@ def _jvp(ctx: AutogradContext, change: Tensor | None, *_: object) -> tuple[Tenso
     return (derivative * along).sum(dim=(1, 2)), None
 
 
-def _pull(grad: Tensor, derivative: Tensor, s: Tensor) -> Tensor:
-    """The gradient for S; S itself is there so that second derivatives are refused."""
-    return grad[:, None, None] * derivative
-
-
-def _pull_shape(grad: Tensor, derivative: Tensor, s: Tensor) -> Tensor:
-    return derivative.new_empty(derivative.shape)
-
-
 LOSS = Op(
     "dense_crf_loss",
     "(Tensor s, Tensor counts, Tensor moves, Tensor[] features, float[] weights, "
@@ -293,5 +279,8 @@ LOSS = Op(
 )  # fmt: skip
 PULL = Op(
     "dense_crf_loss_pull", "(Tensor grad, Tensor derivative, Tensor s) -> Tensor",
-    _pull, _pull_shape, nothing_saved, refuse, images=((0, 1, 2), (), (True,)),
+    lambda grad, derivative, _: grad[:, None, None] * derivative,
+    lambda _, derivative, s: derivative.new_empty(derivative.shape),
+    nothing_saved, refuse, images=((0, 1, 2), (), (True,)),
 )  # fmt: skip
+"""The gradient for S, which is there itself so that second derivatives are refused."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from proxfield.core.common.arrays import Array
 from proxfield.core.common.records import Record
 from proxfield.core.devices.cuda import torch, triton
-from proxfield.core.devices.tensors import Tensor
-from proxfield.core.engines.triton.dense_call import KEPT, CallKey, DenseFound
+from proxfield.core.devices.tensors import Tensor, TorchDtype
+from proxfield.core.engines.triton.dense_call import KEPT, CallKey
 from proxfield.core.filters.torch.ops import require_tensor
 from proxfield.core.solve.whole import (
     MAX_LABELS,
@@ -101,15 +104,10 @@ class Skeleton:
     """What all images of one shape and kind have in common."""
 
     key: CallKey
-    points: tuple[Any, ...]
+    points: tuple[Array, ...]
     pixels: tuple[int, ...]
     labels_axis: int
     channel_axis: int | None
-
-
-SKELETONS: dict[Any, Skeleton | None] = {}
-"""By shapes, types and options; the latest."""
-MAX_SKELETONS = 32
 
 
 def _on_device(
@@ -124,7 +122,12 @@ def _on_device(
         updates = DenseSettings.chosen(build).max_iters
     if not isinstance(updates, int) or not 1 <= updates <= MAX_UPDATES:
         return None
-    frame = skeleton(image, probabilities, build, updates)
+    seen = None if image is None else (tuple(image.shape), image.dtype, values_within(image))
+    where, options = str(probabilities.device), tuple(sorted(build.items()))
+    try:
+        frame = skeleton(seen, tuple(probabilities.shape), where, updates, options)
+    except TypeError:  # an option that is an array
+        return None
     if frame is None:
         return None
     p = probabilities.detach().movedim(frame.labels_axis, -1).reshape(frame.key.n, -1)
@@ -141,18 +144,17 @@ def _on_device(
     if build.get("confidence") != 1 and int((p > NEGLIGIBLE).sum()) == len(p):
         return None  # labels, as it seems: the host takes them for that
     unary = p.clamp(min=clip).log().neg()
-    channels = None if image is None else channels_of(image.detach(), frame)
+    channels = None
+    if image is not None:
+        axis = frame.channel_axis
+        channels = image.detach()
+        channels = channels[..., None] if axis is None else channels.movedim(axis, -1)
     call = KEPT.get(frame.key, frame.points)
     if any(needs_diagonal(made.kind, made.key) for made in call.terms):
         return None
     found = call.run(unary, [None if x.channels is None else channels for x in frame.points])
     if not (found.finite and bool((found.change > tol).all())):
         return None
-    return given_back(found, probabilities, frame)
-
-
-def given_back(found: DenseFound, probabilities: Tensor, frame: Skeleton) -> RefinedTensors:
-    """What was found, as the probabilities were."""
     maps = found.q.view(*frame.pixels, -1).movedim(-1, frame.labels_axis)
     return RefinedTensors(
         maps.to(probabilities.dtype),
@@ -161,29 +163,6 @@ def given_back(found: DenseFound, probabilities: Tensor, frame: Skeleton) -> Ref
         len(found.change),
         float(found.change[-1]),
     )
-
-
-def channels_of(image: Tensor, frame: Skeleton) -> Tensor:
-    """The image with its channels last.  # (*pixels, channels)"""
-    return image[..., None] if frame.channel_axis is None else image.movedim(frame.channel_axis, -1)
-
-
-def skeleton(
-    image: Tensor | None, probabilities: Tensor, build: Record, updates: int
-) -> Skeleton | None:
-    """The shape of the work, kept for the next images; None if the host has to look at it."""
-    shape = None if image is None else (tuple(image.shape), image.dtype, values_within(image))
-    where = str(probabilities.device)
-    try:
-        key = (shape, tuple(probabilities.shape), tuple(sorted(build.items())), updates, where)
-        if key in SKELETONS:
-            return SKELETONS[key]
-    except TypeError:  # an option that is an array
-        return None
-    while len(SKELETONS) >= MAX_SKELETONS:
-        SKELETONS.pop(next(iter(SKELETONS)), None)
-    SKELETONS[key] = found = make_skeleton(image, probabilities, build, updates)
-    return found
 
 
 def values_within(image: Tensor) -> tuple[float, float]:
@@ -195,16 +174,30 @@ def values_within(image: Tensor) -> tuple[float, float]:
     return 0.0 if low >= 0 else low, top
 
 
-def make_skeleton(
-    image: Tensor | None, probabilities: Tensor, build: Record, updates: int
-) -> Skeleton | None:
-    """From a field of the same shape on the host."""
+@lru_cache(maxsize=32)
+def skeleton(
+    seen: tuple[tuple[int, ...], TorchDtype, tuple[float, float]] | None, shape: tuple[int, ...],
+    where: str, updates: int, options: tuple[tuple[str, Hashable], ...],
+) -> Skeleton | None:  # fmt: skip
+    """The shape of the work, from a field of the same shape on the host.
+
+    Args:
+        seen: Shape and type of the image, and what its values are within.
+        shape: Of the probabilities.
+        where: Their device.
+        updates: Number of updates.
+        options: Of `DenseCRF`.
+
+    Returns:
+        None if the host has to look at it.
+    """
+    build: Record = dict(options)
     blank = None
-    if image is not None:
-        low, high = values_within(image)
-        blank = np.full(image.shape, low, dtype=torch.empty(0, dtype=image.dtype).numpy().dtype)
+    if seen is not None:
+        size, dtype, (low, high) = seen
+        blank = np.full(size, low, dtype=torch.empty(0, dtype=dtype).numpy().dtype)
         blank.flat[-1] = high
-    level = np.ones(tuple(probabilities.shape), dtype=np.float32)
+    level = np.ones(shape, dtype=np.float32)
     try:
         crf = DenseCRF(blank, level, **{**build, "normalize": True})
     except InputError:
@@ -213,17 +206,13 @@ def make_skeleton(
     axis, pixels = crf.labels_axis, tuple(crf.pixels)
     if terms is None or axis is None or not 2 <= crf.n_labels <= MAX_LABELS:
         return None
-    if tuple(probabilities.movedim(axis, -1).shape) != (*pixels, crf.n_labels):
+    if np.moveaxis(level, axis, -1).shape != (*pixels, crf.n_labels):
         return None
     channel_axis: int | None = None
-    if image is not None and image.ndim > len(pixels):
+    if blank is not None and blank.ndim > len(pixels):
         given = build.get("channel_axis", "auto")
-        last = tuple(image.shape[:-1]) == pixels
-        channel_axis = given if isinstance(given, int) else -1 if last else 0
-        if tuple(image.movedim(channel_axis, -1).shape[:-1]) != pixels:
+        channel_axis = given if isinstance(given, int) else -1 if blank.shape[:-1] == pixels else 0
+        if np.moveaxis(blank, channel_axis, -1).shape[:-1] != pixels:
             return None
-    key = CallKey(
-        crf.n_vars, crf.n_labels, updates, tuple(map(term_key, terms[1])),
-        str(probabilities.device),
-    )  # fmt: skip
+    key = CallKey(crf.n_vars, crf.n_labels, updates, tuple(map(term_key, terms[1])), where)
     return Skeleton(key, tuple(term.points for term in terms[1]), pixels, axis, channel_axis)

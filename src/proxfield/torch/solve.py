@@ -23,10 +23,13 @@ from proxfield.core.filters.torch.operator import eigenvalue_range
 from proxfield.core.filters.torch.ops import exporting_onnx, plain_precision
 from proxfield.core.solve.loop import make_updates
 from proxfield.errors import GradientWarning, InputError
-from proxfield.torch.finite import DIVERGED
+from proxfield.torch.inputs import DIVERGED
 
 Function = Callable[[Tensor], Tensor]
+Kind = tuple[str, bool, str]
+"""Of operators: normalization, self_message and filter, see `proxfield.Gaussian`."""
 
+GRADIENTS = ("exact", "implicit", "unrolled")
 IMPLICIT_TOL = 1e-5
 """Relative residual (see `relative_residual`) up to which the implicit gradient is taken.
 
@@ -97,19 +100,12 @@ def fixed_point(
     gradient: Function, theta: Tensor, step: Tensor, iterations: int, tol: float,
     keep_every: int = 0,
 ) -> Solution:  # fmt: skip
-    """θ ← θ − step (θ − g(q)) until q changes by less than ``tol`` times the step.
+    """θ ← θ − step (θ − g(q)) until q changes by less than ``tol`` times the step; see above.
 
-    Args:
-        gradient: g; its result may hold +inf.  # (B, n, c) -> (B, n, c)
-        theta: Where to start.  # (B, n, c)
-        step: A number, or one for each image.  # (B, 1, 1)
-        iterations: Maximum number of updates.
-        tol: 0 for as many updates as allowed, without a look at the change.
-        keep_every: Keep θ before every so many updates (but not the start); 0: none.
+    With a ``tol`` of 0, as many updates are made as allowed, without a look at the change.
     """
     solution = Solution(theta, softmax(theta))
-    updates = ProximalUpdates(gradient, keep_every)
-    make_updates(updates, step, solution, iterations, tol)
+    make_updates(ProximalUpdates(gradient, keep_every), step, solution, iterations, tol)
     return solution
 
 
@@ -120,29 +116,22 @@ def unrolled(gradient: Function, theta: Tensor, step: Tensor, updates: int) -> T
     return theta
 
 
-def certified_step(curvature: Tensor) -> Tensor:
-    """1 / (1 + d) with d = max(0, λ/4 − ½): no such step raises F.  # (B,) -> (B, 1, 1)"""
-    return (1 / (1 + damping_for(curvature)))[:, None, None]
-
-
 def step_sizes(
-    unary: Tensor,
-    features: list[Tensor],
-    tables: Tensor,
-    normalization: str,
-    self_message: bool,
-    filter: str,
-    step: float | None,
+    unary: Tensor, features: list[Tensor], tables: Tensor, kind: Kind, step: float | None
 ) -> Tensor:
-    """The step, or those that are certified, with their derivatives.  # (1, 1, 1) or (B, 1, 1)"""
+    """The step, or 1 / (1 + d) with d = max(0, λ/4 − ½), with which F never rises, of each image.
+
+    It has derivatives.  # (1, 1, 1) or (B, 1, 1)
+    """
     if step is not None:
         return unary.new_full((1, 1, 1), step)
     with plain_precision(unary):
-        ranges = [eigenvalue_range(f, normalization, self_message, filter) for f in features]
+        ranges = [eigenvalue_range(f, *kind) for f in features]
         try:
-            return certified_step(curvature(ranges, tables, unary.shape[0]))
+            bound = curvature(ranges, tables, unary.shape[0])
         except torch.linalg.LinAlgError:  # eigenvalues of NaN
             raise InputError(DIVERGED) from None
+        return (1 / (1 + damping_for(bound)))[:, None, None]
 
 
 def curvature(ranges: list[tuple[Tensor, Tensor]], tables: Tensor, images: int) -> Tensor:
@@ -150,11 +139,7 @@ def curvature(ranges: list[tuple[Tensor, Tensor]], tables: Tensor, images: int) 
 
     The Hessian of a term is A ⊗ M. Potts tables that attract have no eigenvalue above 0, and A,
     with the own message and normalized symmetrically, none below 0: λ = 0, the full step.
-
-    Args:
-        ranges: Bounds on the eigenvalues of each A.  # (B or 1,), (B or 1,) each
-        tables: # (terms, c, c)
-        images: B.
+    ``ranges`` bound the eigenvalues of each A.  # (B or 1,), (B or 1,) each
     """
     total = tables.new_zeros(images)
     for (low, high), table in zip(ranges, tables, strict=True):
@@ -173,19 +158,11 @@ def covariance(q: Tensor, x: Tensor) -> Tensor:
 
 
 def relative_residual(q: Tensor, target: Tensor) -> float:
-    """The largest |log softmax(−g(q)) − log q|: 0 at a fixed point; see `IMPLICIT_TOL`.
-
-    Args:
-        q: Marginals.  # (B, n, c)
-        target: g(q).  # (B, n, c)
-    """
+    """The largest |log softmax(−g(q)) − log q|: 0 at a fixed point; ``target`` is g(q)."""
     if not q.numel():
         return 0.0
-    return float((_log(softmax(target)) - _log(q)).abs().max())
-
-
-def _log(q: Tensor) -> Tensor:
-    return q.clamp(min=SMALLEST_PROBABILITY).log()
+    ends = [x.clamp(min=SMALLEST_PROBABILITY).log() for x in (softmax(target), q)]
+    return float((ends[0] - ends[1]).abs().max())
 
 
 def adjoint(

@@ -91,7 +91,7 @@ class WorkerPool(Workers):
     ) -> Iterator[R]:
         """See `Workers.run`."""
         todo, work = map(Ticket, items), self.pack(function)
-        given_up: list[T] = []
+        given_up: list[str] = []
         self._again = []
         while not self.interrupted and len(given_up) < self.max_given_up:
             waiting = (*self._again, *self._running.values())
