@@ -46,8 +46,8 @@ def torch_cases() -> Iterator[Case]:
 
 
 def limit_name(function: Callable[..., Any]) -> str:
-    """What a function calls its maximum number of iterations."""
-    return "max_iters" if "max_iters" in inspect.signature(function).parameters else "iterations"
+    """What a function calls its maximum number of iterations; those of options, ``max_iters``."""
+    return "iterations" if "iterations" in inspect.signature(function).parameters else "max_iters"
 
 
 def tensor(values: Any, dtype: Any) -> Any:

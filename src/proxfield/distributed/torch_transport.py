@@ -95,15 +95,21 @@ class TorchTransport(Transport):
         }
         self.bytes_sent += sum(values.nbytes for values in messages.values())
 
-        batch = [dist.P2POp(dist.isend, values, r) for r, values in sent.items() if len(values)]
-        batch += [dist.P2POp(dist.irecv, values, r) for r, values in out.items() if len(values)]
-
         def wait() -> None:
-            for request in dist.batch_isend_irecv(batch) if batch else ():
+            for request in self._begin(sent, out):
                 request.wait(timedelta(seconds=self.timeout))
 
         self._try(wait, f"the exchange with ranks {sorted(messages)} failed")
         return {r: values.cpu().numpy() for r, values in out.items()}
+
+    def _begin(self, sent: dict[int, Any], out: dict[int, Any]) -> list[Any]:
+        """Requests to send and to receive."""
+        sends = [(dist.isend, values, r) for r, values in sent.items() if len(values)]
+        receives = [(dist.irecv, values, r) for r, values in out.items() if len(values)]
+        if self.device.type == "cpu":  # one by one: that is half the work of a batch
+            return [begin(values, r) for begin, values, r in (*receives, *sends)]
+        batch = [dist.P2POp(*operation) for operation in (*sends, *receives)]
+        return list(dist.batch_isend_irecv(batch)) if batch else []
 
     def reduce(self, values: Floats, how: str = "sum") -> NDArray[np.float64]:
         tensor = torch.from_numpy(np.array(values, dtype=np.float64)).to(self.device)
