@@ -12,8 +12,7 @@ from proxfield.core.devices.cuda import torch, triton
 from proxfield.core.devices.tensors import AutogradContext, AutogradFunction, Tensor
 from proxfield.core.engines.plan import Order, Update
 from proxfield.core.engines.torch.moves import softmax
-from proxfield.core.engines.torch.program import TorchProgram
-from proxfield.core.engines.torch.record import Recorder, Recording, pull_back
+from proxfield.core.engines.torch.program import Recorder, Recording, TorchProgram, pull_back
 from proxfield.core.filters.torch.ops import refuse
 from proxfield.core.solve.loop import make_updates
 from proxfield.errors import UnsupportedError

@@ -128,7 +128,7 @@ def forest_chains(
     q, room, schedule, chains, n, size, longest, forests, rest_levels, forest, field,
     WORKING: constexpr,
 ):  # fmt: skip
-    """All sweeps of some chains, one program each; see `reference_chains.ReferenceChains`."""
+    """All sweeps of some chains, one program each; see `reference.ReferenceChains`."""
     BV: constexpr = WORKING.block
     L: constexpr = WORKING.labels
     program = tl.program_id(0).to(tl.int64)
