@@ -16,8 +16,9 @@ from proxfield.core.compiled.jit import max_threads, thread_count
 from proxfield.core.engines import compile_program
 from proxfield.core.engines.base import Rows, State
 from proxfield.core.engines.numba import dense_views
+from proxfield.core.engines.numba.cpu import CpuProgram
 from proxfield.core.engines.numba.dense_program import DenseProgram
-from proxfield.core.engines.numba.programs import BinaryProgram, GeneralProgram
+from proxfield.core.engines.numba.programs import BinaryProgram
 from proxfield.core.engines.plan import Custom, Kind, Plan, Update
 from proxfield.core.filters.numba.lattice import CHUNK
 from proxfield.core.solve.curvature import Curvature
@@ -98,8 +99,8 @@ def full(
     return Update(kind, np.full(field.n_vars, step), inverse_temperature=beta)
 
 
-def general(field: pf.Field) -> GeneralProgram:
-    return GeneralProgram(field.lower(), "float64", 1)
+def general(field: pf.Field) -> CpuProgram:
+    return CpuProgram(field.lower(), "float64", 1)
 
 
 def dense(field: pf.Field, dtype: str = "float64", threads: int = 1) -> DenseProgram:
@@ -113,7 +114,7 @@ def assert_same_rows(a: Rows, b: Rows, tolerance: float = 1e-9) -> None:
     np.testing.assert_allclose(a.change, b.change, rtol=1e3 * tolerance, atol=tolerance)
 
 
-def assert_same_state(a: DenseProgram, s: State, b: GeneralProgram, t: State) -> None:
+def assert_same_state(a: DenseProgram, s: State, b: CpuProgram, t: State) -> None:
     np.testing.assert_allclose(a.marginals(s), b.marginals(t), rtol=0, atol=1e-9)
     assert a.free_energy(s) == pytest.approx(b.free_energy(t), rel=1e-11)
 

@@ -18,7 +18,7 @@ from proxfield import generate
 from proxfield.cli.main import cli
 from proxfield.cli.progress import Display
 from proxfield.core.compiled import jit
-from proxfield.core.compiled.simd_choice import choose
+from proxfield.core.compiled.simd import choose
 from proxfield.core.engines.plan import damping_for
 from proxfield.core.solve.curvature import Curvature
 from proxfield.io import format_model
@@ -287,7 +287,7 @@ def test_doctor_says_where_kernels_are_read_and_written(
 ) -> None:
     monkeypatch.setenv("PROXFIELD_CACHE_DIR", str(tmp_path / "shared"))
     monkeypatch.setattr("proxfield.core.compiled.jit._private_folder", lambda: tmp_path / "own")
-    monkeypatch.setattr("proxfield.core.compiled.shared.is_writable", lambda folder: False)
+    monkeypatch.setattr("proxfield.core.compiled.jit.is_writable", lambda folder: False)
     folder = jit._wanted_folder()
     folder.mkdir(parents=True)
     (folder / "f.nbi").write_text("of somebody else")

@@ -19,7 +19,7 @@ from platformdirs.macos import MacOS
 from platformdirs.unix import Unix
 
 import proxfield
-from proxfield.core.compiled import jit, notice, shared
+from proxfield.core.compiled import jit, notice
 
 COLOR_A_TRIANGLE = """
 import warnings
@@ -171,12 +171,12 @@ def test_links_are_of_one_state_of_a_shared_cache(tmp_path: Path) -> None:
     (there / "inner").mkdir(parents=True)
     for name in ("f.nbi", "f.1.nbc", "f.nbi.tmp.123"):
         (there / "inner" / name).write_text(name)
-    linked = [shared.link_kernels(there, shared.kernel_files(there), tmp_path) for _ in range(2)]
+    linked = [jit.link_kernels(there, jit.kernel_files(there), tmp_path) for _ in range(2)]
     assert linked[0] == linked[1]
     assert {path.name for path in linked[0].rglob("*.*")} == {"f.nbi", "f.1.nbc"}
     assert (linked[0] / "inner" / "f.nbi").read_text() == "f.nbi"
     (there / "inner" / "f.1.nbc").write_text("compiled again")
-    assert shared.link_kernels(there, shared.kernel_files(there), tmp_path) != linked[0]
+    assert jit.link_kernels(there, jit.kernel_files(there), tmp_path) != linked[0]
 
 
 def test_kernels_are_copied_where_there_are_no_links(
@@ -190,7 +190,7 @@ def test_kernels_are_copied_where_there_are_no_links(
         raise OSError("a required privilege is not held")
 
     monkeypatch.setattr(Path, "symlink_to", refuse)
-    linked = shared.link_kernels(there, shared.kernel_files(there), tmp_path)
+    linked = jit.link_kernels(there, jit.kernel_files(there), tmp_path)
     assert (linked / "f.nbi").read_text() == "index"
 
 

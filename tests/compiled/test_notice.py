@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import proxfield
+import proxfield.people  # which says what its kernels are for
 from proxfield.core.compiled import notice
 
 COMPILING = "compiling kernels, once (cached afterwards)…"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import proxfield as pf
-from proxfield.core.engines.reference_chains import ReferenceChains
+from proxfield.core.engines.reference import ReferenceChains
 from proxfield.generate import grid
 from proxfield.testing import enumerate_field
 from random_fields import random_field

@@ -19,7 +19,7 @@ from proxfield.core.common.extras import install_hint
 from proxfield.core.common.memory import available_memory, human_bytes
 from proxfield.core.common.records import Record
 from proxfield.core.compiled.jit import cache_root, kernel_cache, max_threads, shared_kernels
-from proxfield.core.compiled.simd_choice import choose
+from proxfield.core.compiled.simd import choose
 from proxfield.core.devices.base import DEVICES, find, kind_of
 from proxfield.core.solve import infer as inference
 from proxfield.errors import ProxfieldError

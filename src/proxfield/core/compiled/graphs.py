@@ -1,4 +1,7 @@
-"""Graphs, compiled: greedy colors, connected components, and induced forests."""
+"""Graphs, compiled: greedy colors, connected components, and induced forests.
+
+``row`` holds the starts of each variable's neighbors in ``column``, each once.  # (n + 1,)
+"""
 
 from __future__ import annotations
 
@@ -30,8 +33,8 @@ def induced_forest(
     factor with another one that is kept.
 
     Args:
-        row: Starts of each variable's neighbors.  # (n + 1,)
-        column: Neighbors, each once.
+        row: See the module.
+        column: See the module.
         member_row: Starts of each variable's larger factors.  # (n + 1,)
         member: Factors.
         taken: Receives which factors have a variable in the forest.  # (factors,)
@@ -113,15 +116,8 @@ def induced_forest(
 def tree_levels(
     node: Ints, above: Ints, place: Ints, parent: Ints, height: Ints, depth: Ints
 ) -> None:  # fmt: skip
-    """Places of the parents in a forest (−1 at roots), heights and depths of its variables.
-
-    Args:
-        node: Variables, children before their parents.
-        above: Their parents; −1 at roots.
-        place: Room for a number per variable of the field.
-        parent: Out.
-        height: Out; 0 at leaves.
-        depth: Out; 0 at roots.
+    """Places of the parents in a forest (−1 at roots), heights over the leaves and depths under
+    the roots of its variables, which `induced_forest` made; ``place`` is room for all variables.
     """
     for k in range(len(node)):
         place[node[k]] = k
@@ -137,12 +133,7 @@ def tree_levels(
 
 @kernel
 def greedy_colors(row: Ints, column: Ints) -> Ints:
-    """Give each variable in turn the smallest color that no neighbor has.
-
-    Args:
-        row: Starts of each variable's neighbors.  # (n + 1,)
-        column: Neighbors.
-    """
+    """Give each variable in turn the smallest color that no neighbor has."""
     n = len(row) - 1
     colors = np.full(n, -1, dtype=np.int64)
     taken_by = np.full(n + 1, -1, dtype=np.int64)  # color -> the last variable that saw it
@@ -164,15 +155,8 @@ def label_components(
 ) -> int:
     """Number the connected components of the chosen variables; the others get −1.
 
-    Args:
-        row: Starts of each variable's neighbors.  # (n + 1,)
-        column: Neighbors.
-        chosen: Which variables to look at.  # (n,)
-        component: Where the numbers go.  # (n,)
-        queue: Room for variables.  # (n,) int32
-
-    Returns:
-        How many components there are.
+    ``component`` receives the numbers, and ``queue`` is room.  # (n,) each
+    Returns how many components there are.
     """
     count = 0
     for i in range(len(chosen)):

@@ -2,8 +2,9 @@
 
 Compiled kernels are kept in a per-user folder, never in the install folder (which may be
 read-only). The folder's name holds a digest of all kernel sources, because numba itself only
-notices edits in the file of the function that it caches. A folder of kernels that can't be
-written is still read; see `shared`.
+notices edits in the file of the function that it caches. A folder of kernels that can be read but
+not written (in a container image, say) is still read. As numba writes to the folder that it reads
+from, a folder of this user's own gets a link to each kernel there, and new ones beside the links.
 
 `threads` runs kernels on several threads.
 """
@@ -29,7 +30,7 @@ import numpy as np
 from numba.core.registry import CPUDispatcher
 from platformdirs import PlatformDirs
 
-from proxfield.core.compiled import notice, shared, simd_choice
+from proxfield.core.compiled import notice, simd
 from proxfield.core.compiled.threads import PARALLEL_WORK as PARALLEL_WORK
 from proxfield.core.compiled.threads import current_threads as current_threads
 from proxfield.core.compiled.threads import in_shares, run_shares, source_lines
@@ -54,6 +55,8 @@ NO = np.False_
 Compiled: TypeAlias = Any
 """A function compiled by numba: a dispatcher, which is called like the function."""
 _njit: Compiled = numba.njit
+KERNELS = (".nbi", ".nbc", ".ready")
+"""Endings of numba's files (the signatures of a function, the code for one of them) and of ours."""
 OPTIONS: dict[str, bool | str] = {"error_model": "numpy", "nogil": True, "no_cfunc_wrapper": True}
 """What all compiled functions have; nobody calls them from C."""
 
@@ -80,12 +83,12 @@ def kernel_cache() -> Path:
         if not wanted.exists():
             _forget_old(wanted.parent)
         wanted.mkdir(parents=True, exist_ok=True)
-        if shared.is_writable(wanted):
+        if is_writable(wanted):
             return wanted
     private = _private_folder()
-    there = shared.kernel_files(wanted)
+    there = kernel_files(wanted)
     if there:
-        return shared.link_kernels(wanted, there, private)
+        return link_kernels(wanted, there, private)
     spare = private / wanted.name
     warnings.warn(
         f"can't write compiled kernels to {wanted.parent}; using {spare} "
@@ -99,12 +102,12 @@ def kernel_cache() -> Path:
 def shared_kernels() -> Path | None:
     """The folder that kernels are read from but not written to; None if there is none."""
     wanted = _wanted_folder()
-    return wanted if wanted != kernel_cache() and shared.kernel_files(wanted) else None
+    return wanted if wanted != kernel_cache() and kernel_files(wanted) else None
 
 
 def _wanted_folder() -> Path:
     """The folder of these sources' kernels in the user's cache, whether it can be used or not."""
-    digest = hashlib.sha256(f"{numba.__version__} {simd_choice.choose().name}".encode())
+    digest = hashlib.sha256(f"{numba.__version__} {simd.choose().name}".encode())
     for source in kernel_sources(Path(__file__).parents[2]).values():
         digest.update(source)
     return cache_root() / f"kernels-{digest.hexdigest()[:12]}"
@@ -135,6 +138,52 @@ def kernel_sources(package: Path) -> dict[Path, bytes]:
             place = package / name.decode().replace(".", "/")
             found.update([place.with_suffix(".py"), place / "__init__.py"])
     return {path: text for path, text in texts.items() if path in found}
+
+
+def is_writable(folder: Path) -> bool:
+    """Whether kernels can be written to a folder and to all folders that numba made in it."""
+    inner = (path for path in folder.iterdir() if path.is_dir())
+    return all(os.access(path, os.W_OK | os.X_OK) for path in (folder, *inner))
+
+
+def kernel_files(folder: Path) -> list[Path]:
+    """Compiled kernels in a folder that can be read; none if there is no such folder."""
+    found = sorted(path for path in folder.rglob("*") if path.suffix in KERNELS)
+    return [path for path in found if path.is_file() and os.access(path, os.R_OK)]
+
+
+def link_kernels(shared: Path, files: list[Path], place: Path) -> Path:
+    """A folder with links to the kernels of another one; copies where there are no links.
+
+    Its name holds a digest of their sizes and dates: links of an index to code that somebody else
+    has compiled since would be mixed up.
+
+    Args:
+        shared: The folder that can't be written.
+        files: Its kernels.
+        place: Where the folder is made.
+
+    Returns:
+        The folder, whose other kernels are those of former processes.
+    """
+    state = hashlib.sha256(str(shared.absolute()).encode())
+    for path in files:
+        about = path.stat()
+        state.update(f"{path.relative_to(shared)} {about.st_size} {about.st_mtime_ns}".encode())
+    out = place / f"{shared.name}-{state.hexdigest()[:12]}"
+    for path in files:
+        here = out / path.relative_to(shared)
+        if os.path.lexists(here):
+            continue
+        here.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):  # another process was faster
+            try:
+                here.symlink_to(path.absolute())
+            except FileExistsError:
+                raise
+            except OSError:  # Windows has links for few users
+                shutil.copyfile(path, here)
+    return out
 
 
 _ready: set[str] = set()
@@ -199,15 +248,11 @@ def kernel(function: Callable[..., Any]) -> Compiled:
         return _njit(cache=True, fastmath=FASTMATH, **OPTIONS)(function)
 
 
-def parallel_kernel(function: Callable[..., Any]) -> ParallelKernel:
-    """Compile a loop over ``numba.prange`` for several threads; called from Python only."""
-    return ParallelKernel(function)
-
-
 class ParallelKernel:
-    """A kernel whose loop is divided among threads; see `threads.in_shares` for what it may hold.
+    """A kernel whose loop over ``numba.prange`` is divided among threads; called from Python only.
 
-    Attributes that aren't its own are those of numba's dispatcher.
+    `threads.in_shares` says what it may hold. Attributes that aren't its own are those of numba's
+    dispatcher.
 
     Args:
         function: The kernel, whose last statement is a loop over ``numba.prange``.
@@ -235,15 +280,12 @@ class ParallelKernel:
         return getattr(self.compiled, name)
 
 
+parallel_kernel = ParallelKernel
+
 MAX_PLAIN_ENTRIES = 4096
 """Entries of the largest array up to which an `integer_kernel` may run in Python."""
 MAX_PLAIN_SECONDS = 0.2
 """Seconds that it may spend there before it is compiled: less than that takes."""
-
-
-def integer_kernel(function: Callable[..., Any]) -> IntegerKernel:
-    """Compile a kernel over whole numbers, when small inputs have taken a while in plain Python."""
-    return IntegerKernel(function)
 
 
 class IntegerKernel:
@@ -278,6 +320,9 @@ class IntegerKernel:
                 return self.function(*args)
         finally:
             self.patience -= time.perf_counter() - begun
+
+
+integer_kernel = IntegerKernel
 
 
 class Helper(CPUDispatcher):

@@ -19,6 +19,8 @@ from typing import Any, TypeAlias
 
 from numba.core import event
 
+COMPILE = "numba:compile"
+"""The events that are listened to."""
 SWITCH = "PROXFIELD_QUIET"
 PATIENCE = 1.0
 """Seconds of compiling before anything is said."""
@@ -43,7 +45,7 @@ Event: TypeAlias = Any
 """A compilation that begins or ends, as numba reports it."""
 
 register: Any = event.register
-unregister: Any = event.unregister
+listening: Any = event.install_listener
 
 log = logging.getLogger("proxfield.compiling")
 log.setLevel(logging.INFO)
@@ -98,40 +100,26 @@ class Notice(event.Listener):
         if _is_heard():
             log.info(self.message)
             return
-        live = _Line()
-        log.addHandler(live)
-        try:
-            log.info(self.message)
-            resting = 0
-            while resting < 2:  # one look may fall between two kernels
-                live.count(self.seconds())
-                time.sleep(PAUSE)
-                resting = 0 if self.depth else resting + 1
-        finally:
-            log.removeHandler(live)
-            live.end(self.seconds())
+        line = _Line(self.message)
+        resting = 0
+        while resting < 2:  # one look may fall between two kernels
+            line.count(self.seconds())
+            time.sleep(PAUSE)
+            resting = 0 if self.depth else resting + 1
+        line.count(self.seconds(), "\n")
 
 
-class _Line(logging.Handler):
-    """One line on stderr, rewritten every second on a terminal."""
+class _Line:
+    """One line on stderr, rewritten on a terminal with the seconds counted."""
 
-    def __init__(self) -> None:
-        super().__init__(logging.INFO)
-        self.stream = sys.stderr
+    def __init__(self, text: str) -> None:
+        self.stream, self.text = sys.stderr, f"proxfield: {text}"
         self.live = self.stream is not None and self.stream.isatty()
-        self.text = ""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.text = f"proxfield: {record.getMessage()}"
         self.write(self.text if self.live else f"{self.text}\n")
 
-    def count(self, seconds: float) -> None:
+    def count(self, seconds: float, end: str = "") -> None:
         if self.live:
-            self.write(f"\r{self.text} {seconds:.0f} s")
-
-    def end(self, seconds: float) -> None:
-        if self.live:
-            self.write(f"\r{self.text} {seconds:.0f} s\n")
+            self.write(f"\r{self.text} {seconds:.0f} s{end}")
 
     def write(self, text: str) -> None:
         try:
@@ -150,6 +138,9 @@ def describe(event: Event) -> str:
     """What is being compiled and about how long that takes, from an event of numba."""
     function = event.data["dispatcher"].py_func
     name = f"{function.__module__}.{function.__qualname__}".removeprefix("proxfield.")
+    if ".numba.loops." in name:  # for both kinds of fields
+        kind = "general" if "GeneralPack" in str(event.data["args"]) else "binary"
+        name = f"core.engines.numba.{kind}"
     package = sys.modules.get(".".join(function.__module__.split(".")[:2]))
     own = getattr(package, "COMPILING", None)
     for beginning, what, seconds in [("", *own)] if own else WORK:
@@ -203,17 +194,7 @@ PAUSING = Pause()
 def listen() -> None:
     """Register with numba; done once, when this package is about to compile."""
     for listener in (NOTICE, PAUSING):
-        register("numba:compile", listener)
-
-
-@contextmanager
-def listening(listener: event.Listener) -> Iterator[None]:
-    """Tell a listener of compilations meanwhile."""
-    register("numba:compile", listener)
-    try:
-        yield
-    finally:
-        unregister("numba:compile", listener)
+        register(COMPILE, listener)
 
 
 @contextmanager
@@ -266,7 +247,7 @@ def compiled_kernels() -> Iterator[list[str]]:
             function = event.data["dispatcher"].py_func
             names.append(f"{function.__module__}.{function.__qualname__}")
 
-    with listening(Compiled(note)):
+    with listening(COMPILE, Compiled(note)):
         yield names
 
 
@@ -283,5 +264,5 @@ def when_compiling(notify: Callable[[str], None]) -> Iterator[None]:
         if waiting:
             waiting.pop()(describe(event))
 
-    with listening(Compiled(tell)), suspended():  # one message is enough
+    with listening(COMPILE, Compiled(tell)), suspended():  # one message is enough
         yield

@@ -38,8 +38,4 @@ def uniforms(seed: int, counters: NDArray[np.integer[Any]]) -> NDArray[np.float6
         True
     """
     with np.errstate(over="ignore"):
-        z = np.uint64(seed) + (counters.astype(np.uint64) + np.uint64(1)) * _GOLDEN
-        z = (z ^ (z >> _S30)) * _FIRST
-        z = (z ^ (z >> _S27)) * _SECOND
-        z = z ^ (z >> _S31)
-    return np.asarray((z >> _S11).astype(np.float64) * _SCALE)
+        return np.asarray(uniform(np.uint64(seed), counters.astype(np.uint64)))

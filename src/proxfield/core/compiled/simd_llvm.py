@@ -17,7 +17,7 @@ from numba.core.cgutils import alloca_once_value as _alloca_once_value
 from numba.core.cgutils import for_range as _for_range
 from numba.extending import intrinsic
 
-from proxfield.core.compiled.simd_choice import LANES
+from proxfield.core.compiled.simd import LANES
 
 BLOCK = 4
 """Groups of lanes that are kept in registers together."""
@@ -367,26 +367,38 @@ def _corner_start(x: Lanes, row: int, where: int, begin: int, width: int, k: Val
     return b.mul(line, x.args[width])
 
 
+def _spots(x: Lanes, groups: int, offset: Value) -> list[Value]:
+    """Where so many groups of lanes begin in a row, the first of them at an offset."""
+    return [x.builder.add(offset, ir.Constant(offset.type, LANES * i)) for i in range(groups)]
+
+
+def _summed(
+    x: Lanes, spots: list[Value], count: int, row: Callable[[Value], Callable[[Value], Value]]
+) -> list[Value]:
+    """Σ_k ``row(k)(spot)`` over k below argument ``count``, in registers."""
+    b = x.builder
+    sums = [alloca_once_value(b, x.constant(0.0)) for _ in spots]
+    with for_range(b, x.args[count]) as loop:
+        numbers = row(loop.index)
+        for spot, so_far in zip(spots, sums, strict=True):
+            b.store(x.add(b.load(so_far), numbers(spot)), so_far)
+    return [b.load(so_far) for so_far in sums]
+
+
 @written(ARRAY, INDEX, ARRAY, INDEX, ARRAY, ARRAY, INDEX, INDEX, INDEX, NUMBER)
 def gather_row(x: Lanes) -> None:
     """``gather_row(to, at, source, width, row, weight, where, corners, begin, factor)``"""
-    b = x.builder
+
+    def corner(k: Value) -> Callable[[Value], Value]:
+        start, w = _corner_start(x, 4, 6, 8, 3, k), _corner_weight(x, 5, 6, k)
+        return lambda spot: x.multiply(w, x.load(2, x.builder.add(start, spot)))
 
     def body(groups: int, offset: Value) -> None:
-        spots = [b.add(offset, ir.Constant(offset.type, LANES * i)) for i in range(groups)]
-        sums = [alloca_once(b, x.vector) for _ in spots]
-        for so_far in sums:
-            b.store(x.constant(0.0), so_far)
-        with for_range(b, x.args[7]) as corner:
-            start = _corner_start(x, 4, 6, 8, 3, corner.index)
-            w = _corner_weight(x, 5, 6, corner.index)
-            for spot, so_far in zip(spots, sums, strict=True):
-                more = x.multiply(w, x.load(2, b.add(start, spot)))
-                b.store(x.add(b.load(so_far), more), so_far)
-        factor = x.spread(x.args[9])
-        for spot, so_far in zip(spots, sums, strict=True):
+        spots = _spots(x, groups, offset)
+        seen, factor = _summed(x, spots, 7, corner), x.spread(x.args[9])
+        for spot, value in zip(spots, seen, strict=True):
             here = x.plus(1, spot)
-            x.store(x.add(x.load(0, here), x.multiply(factor, b.load(so_far))), 0, here)
+            x.store(x.add(x.load(0, here), x.multiply(factor, value)), 0, here)
 
     _by_groups(x, 3, body)
 
@@ -396,18 +408,15 @@ def sum_listed(x: Lanes) -> None:
     """``sum_listed(to, at, source, width, row, where, count, factor)``"""
     b = x.builder
 
+    def listed(k: Value) -> Callable[[Value], Value]:
+        start = b.mul(b.zext(_corner(x, 4, 5, k), x.args[3].type), x.args[3])
+        return lambda spot: x.load(2, b.add(start, spot))
+
     def body(groups: int, offset: Value) -> None:
-        spots = [b.add(offset, ir.Constant(offset.type, LANES * i)) for i in range(groups)]
-        sums = [alloca_once(b, x.vector) for _ in spots]
-        for so_far in sums:
-            b.store(x.constant(0.0), so_far)
-        with for_range(b, x.args[6]) as k:
-            start = b.mul(b.zext(_corner(x, 4, 5, k.index), x.args[3].type), x.args[3])
-            for spot, so_far in zip(spots, sums, strict=True):
-                b.store(x.add(b.load(so_far), x.load(2, b.add(start, spot))), so_far)
-        factor = x.spread(x.args[7])
-        for spot, so_far in zip(spots, sums, strict=True):
-            x.store(x.multiply(factor, b.load(so_far)), 0, x.plus(1, spot))
+        spots = _spots(x, groups, offset)
+        seen, factor = _summed(x, spots, 6, listed), x.spread(x.args[7])
+        for spot, value in zip(spots, seen, strict=True):
+            x.store(x.multiply(factor, value), 0, x.plus(1, spot))
 
     _by_groups(x, 3, body)
 
@@ -418,8 +427,7 @@ def scatter_row(x: Lanes) -> None:
     b = x.builder
 
     def body(groups: int, offset: Value) -> None:
-        spots = [b.add(offset, ir.Constant(offset.type, LANES * i)) for i in range(groups)]
-        factor = x.spread(x.args[9])
+        spots, factor = _spots(x, groups, offset), x.spread(x.args[9])
         values = [x.multiply(factor, x.load(1, x.plus(2, spot))) for spot in spots]
         with for_range(b, x.args[7]) as corner:
             start = _corner_start(x, 4, 6, 8, 3, corner.index)

@@ -133,7 +133,7 @@ class _Workers:
 
     def make_way(self, shares: int) -> None:
         """Keep off the caller's core, if there are as many cores as shares."""
-        core = _core()
+        core = -1 if _core is None else _core()
         if core >= 0 and core != self.avoided and time.perf_counter() > self.free_until:
             cores = os.sched_getaffinity(0)
             if shares <= len(cores):
@@ -152,14 +152,9 @@ class _Workers:
                 os.sched_setaffinity(thread, cores)
 
 
-def _find_core() -> Callable[[], int]:
-    """What tells the core that a thread runs on; −1 where that or keeping off it isn't possible."""
-    get: Any = getattr(ctypes.CDLL(None), "sched_getcpu", None) if _PINS else None
-    return get if get is not None else lambda: -1
-
-
-_PINS = hasattr(os, "sched_setaffinity")
-_core = _find_core()
+_pins = hasattr(os, "sched_setaffinity")
+_core: Any = getattr(ctypes.CDLL(None), "sched_getcpu", None) if _pins else None
+"""Tells the core that a thread runs on; None where that or keeping off it isn't possible."""
 
 
 def _work(tasks: SimpleQueue[Task]) -> None:

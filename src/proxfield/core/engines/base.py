@@ -23,12 +23,12 @@ from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.terms.base import Doubles, Floats, Ints, Layout, missing, offers
 from proxfield.errors import UnsupportedError
 
-WARM_UP_SECONDS = 0.005
-"""Time for a few trial evaluations before the clock starts."""
-WARM_UP_EVALUATIONS = 20
-"""Maximum number of trial evaluations."""
+WARM_UP_SECONDS = 0.006
+"""Time for a few trial evaluations and chains before the clock starts."""
 WARM_UP_SWEEPS = 3
 """Sweeps of a trial chain."""
+WARM_UP_COST = 12 * (WARM_UP_SWEEPS + 2)
+"""What three of them take at most, in evaluations: a sweep takes a few."""
 
 
 LARGE_SIZE = 10_000
@@ -73,7 +73,7 @@ class Tangent:
         sums: Each entry's sum over its variable.  # (size,) -> (size,)
         where: As `numpy.where`.
         from_host: An array of numpy as one of the device.
-        to_host: The other way.
+        to_host: An array of the device as one of numpy.
     """
 
     q: Array
@@ -308,21 +308,15 @@ class Program(Batch[Plan, State]):
             self.explore(Chains.make(start[None], drawn=True, polish=0), threads)
         self.warm_up_forests()
         self.free_energy(self.start(start))
-        begun = before = time.perf_counter()
-        look = np.inf
-        for count in range(1, WARM_UP_EVALUATIONS + 1):
-            self.free_energy(self.start(start))
-            now = time.perf_counter()
-            look, before = min(look, now - before), now  # the others waited for the machine
-            if now - begun > WARM_UP_SECONDS * (10 if count < 5 else 0.25):
-                break
+        begun = time.perf_counter()
+        self.free_energy(self.start(start))
+        cost = WARM_UP_COST * (time.perf_counter() - begun)
         trial = Chains.make(
             np.stack([start, start, start]), sweeps=WARM_UP_SWEEPS, drawn=[False, True, True],
             forests=[False, False, True], polish=1,
         )  # fmt: skip
-        begun = time.perf_counter()
-        cost = 12 * (WARM_UP_SWEEPS + 2) * look  # of all chains: a sweep takes a few evaluations
         while time.perf_counter() - begun + cost < WARM_UP_SECONDS:
+            self.free_energy(self.start(start))
             self.explore(trial, 1)
         self.warm.add(key)
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+import timeit
+from collections.abc import Callable, Hashable
 from functools import cached_property
 
 import numpy as np
@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 from proxfield.core.common.arrays import Array
 from proxfield.core.compiled.jit import is_ready
 from proxfield.core.engines.base import Program, Rows, State
-from proxfield.core.engines.numba.cpu import CpuProgram
-from proxfield.core.engines.numba.families import DESCENT as DESCENT
-from proxfield.core.engines.numba.families import family, kind_of, note_compiled
+from proxfield.core.engines.numba.cpu import DESCENT as DESCENT
+from proxfield.core.engines.numba.cpu import CpuProgram, family, kind_of, note_compiled
 from proxfield.core.engines.numba.programs import compile_cpu, sparse_program
 from proxfield.core.engines.plan import Chains, Custom, Explored, Order, Plan
 from proxfield.core.engines.reference import ReferenceProgram, ReferenceState
@@ -45,19 +44,18 @@ USUAL_ROUNDS = 5
 
 
 class Spent:
-    """What this process has spent on updates in numpy; shared by all small fields."""
+    """What this process has spent on updates in numpy; shared by all small fields.
+
+    In a ``with`` statement, the time that the block takes is added.
+    """
 
     seconds = 0.0
 
-    @classmethod
-    @contextmanager
-    def counted(cls) -> Iterator[None]:
-        """Add the time that the block takes."""
-        begun = time.perf_counter()
-        try:
-            yield
-        finally:
-            cls.seconds += time.perf_counter() - begun
+    def __enter__(self) -> None:
+        self.begun = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        Spent.seconds += time.perf_counter() - self.begun
 
 
 def suits(lowered: Lowered, dtype: str, work: str) -> bool:
@@ -92,12 +90,7 @@ def compile_lazy(lowered: Lowered, dtype: str = "float64", threads: int | None =
 
 def least_seconds(call: Callable[[], object]) -> float:
     """Duration of a call, the least of a few: the others waited for the machine."""
-    taken = []
-    for _ in range(TRIALS):
-        begun = time.perf_counter()
-        call()
-        taken.append(time.perf_counter() - begun)
-    return min(taken)
+    return min(timeit.repeat(call, number=1, repeat=TRIALS))
 
 
 class LazyProgram(Program):
@@ -116,11 +109,9 @@ class LazyProgram(Program):
         """Whether a plan would take too long in numpy, or its kernels are compiled."""
 
     @cached_property
-    def compiled(self) -> CpuProgram:  # type: ignore[type-arg]
+    def compiled(self) -> CpuProgram:
         """The field for compiled kernels; making it compiles nothing yet."""
-        program = compile_cpu(self.lowered, self.dtype.name, self._threads)
-        assert isinstance(program, CpuProgram)
-        return program
+        return compile_cpu(self.lowered, self.dtype.name, self._threads)
 
     @property
     def threads(self) -> int:  # type: ignore[override]
@@ -136,11 +127,10 @@ class LazyProgram(Program):
         """The program that a state belongs to."""
         return self.reference if isinstance(state.arrays, ReferenceState) else self.compiled
 
-    @cached_property
-    def gradient_seconds(self) -> float:
-        """Duration of a gradient in numpy."""
+    def _seconds(self, gradients: int) -> float:
+        """How long so many gradients take in numpy."""
         q = np.repeat(1.0 / self.layout.cardinalities, self.layout.cardinalities)
-        return least_seconds(lambda: self.reference.gradient(q))
+        return gradients * least_seconds(lambda: self.reference.gradient(q))
 
     # ---- states ----
 
@@ -154,15 +144,15 @@ class LazyProgram(Program):
         return self._of(state).marginals_at(state, entries)
 
     def free_energy(self, state: State) -> float:
-        with Spent.counted():
+        with Spent():
             return self._of(state).free_energy(state)
 
     def residual(self, state: State) -> tuple[float, float]:
-        with Spent.counted():
+        with Spent():
             return self._of(state).residual(state)
 
     def gradient(self, q: Floats) -> NDArray[np.float64]:
-        with Spent.counted():
+        with Spent():
             return (self.compiled if self.pays else self.reference).gradient(q)
 
     def couple(self, v: Floats) -> NDArray[np.float64]:
@@ -185,10 +175,9 @@ class LazyProgram(Program):
         if is_ready(family(type(self.compiled), self.dtype.name, kind_of(plan))):
             self._long = True
         elif isinstance(plan, Order):
-            visits = self.layout.n_vars * USUAL_SWEEPS
-            self._long |= visits * self.gradient_seconds > PATIENCE
+            self._long |= self._seconds(self.layout.n_vars * USUAL_SWEEPS) > PATIENCE
         elif isinstance(plan, Custom):  # a function that may count its calls
-            self._long |= USUAL_UPDATES * self.gradient_seconds > PATIENCE
+            self._long |= self._seconds(USUAL_UPDATES) > PATIENCE
         elif not self.pays:
             q, program = self.marginals(state), self.reference
             seconds = least_seconds(lambda: program.advance(program.start(q), plan, 1, 0.0, trace))
@@ -201,16 +190,16 @@ class LazyProgram(Program):
             if not self.pays and isinstance(plan, Custom):  # its time is the user's function's
                 return self.reference.advance(state, plan, n, tol, trace)
             if not self.pays:
-                with Spent.counted():
+                with Spent():
                     return self.reference.advance(state, plan, n, tol, trace)
             state.arrays = self.compiled.resumed(state.arrays, plan)
         return self.compiled.advance(state, plan, n, tol, trace)
 
     def descend(self, labels: Floats, sweeps: int) -> NDArray[np.float64]:
         visits = self.layout.n_vars * min(sweeps, USUAL_ROUNDS)
-        if self.pays or visits * self.gradient_seconds > PATIENCE:
+        if self.pays or self._seconds(visits) > PATIENCE:
             return self.compiled.descend(labels, sweeps)
-        with Spent.counted():
+        with Spent():
             return self.reference.descend(labels, sweeps)
 
     # ---- chains ----
@@ -223,5 +212,4 @@ class LazyProgram(Program):
             self.compiled.build_for(plan)
 
     def kernel_key(self) -> tuple[Hashable, ...]:
-        """Those of the chains."""
         return (type(self), *self.compiled.kernel_key())

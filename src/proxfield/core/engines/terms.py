@@ -21,7 +21,7 @@ from proxfield.errors import InputError, InputTypeError, shown
 
 Maker = Callable[..., Any]
 """Makes an implementation of a term; see `register` for what it is called with."""
-M = TypeVar("M", bound=Maker)
+M = TypeVar("M", bound=Maker | str)
 
 EVALUATION = frozenset({"add_gradient", "energy", "degree"})
 """What kernels compute instead of the term."""
@@ -50,14 +50,6 @@ class Entry:
 _ENTRIES: dict[tuple[type[Term], str], Entry] = {}
 
 
-@overload
-def register(
-    term: type[Term],
-    kernels: str,
-    implementation: str,
-    *,
-    replaces: Iterable[str] | None = None,
-) -> str: ...
 @overload
 def register(
     term: type[Term], kernels: str, implementation: M, *, replaces: Iterable[str] | None = None

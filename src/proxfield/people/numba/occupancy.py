@@ -15,12 +15,11 @@ from proxfield.core.compiled.simd import LANES, padded
 from proxfield.core.terms.base import Layout, Visits
 from proxfield.people.numba.occupancy_kernels import (
     Cameras,
+    Ratio,
     Room,
-    exact_parallel,
-    exact_serial,
+    evaluate,
+    evaluate_apart,
     finish_apart,
-    ratio_parallel,
-    ratio_serial,
     turn_image,
 )
 from proxfield.people.occupancy import ExactOccupancy, Occupancy, RatioOccupancy, log_empty
@@ -107,13 +106,13 @@ class OccupancyOnCpu:
             shares, origin = s.per_area if exact else _ONES, packed.origin[c]
             turn_image(mask, shares, low, high, origin, self.cameras, c, self.image)
         self.room = _room(self.cameras, term.n_locations, apart=False)
-        self.ratio: tuple[Doubles, Doubles, float] | None = None
+        self.ratio: Ratio | None = None
         if isinstance(term, RatioOccupancy):
             sums = [float(mask.sum()) for mask in term.masks]
             ground = np.array([term.floor * mask.size for mask in term.masks])
             ends = zip(self.cameras.plane, self.cameras.plane[1:], strict=False)
             inside = np.array([float(self.image[a:b].sum()) for a, b in ends])
-            self.ratio = ground, ground + np.array(sums) + inside, term.variance
+            self.ratio = Ratio(ground, ground + np.array(sums) + inside, term.variance)
         self.apart: tuple[Room, Doubles, Doubles] | None = None  # each camera's own
         self.work = 2 * len(self.image) + 8 * len(self.cameras.owner)
 
@@ -151,10 +150,7 @@ class OccupancyOnCpu:
         several = len(self.cameras.height) > 1 and self.work >= PARALLEL_WORK
         if several and current_threads() > 1:
             return self.constant + self._evaluate_apart(logs)
-        if self.ratio is None:
-            energy: float = exact_serial(self.cameras, self.image, self.room, logs)
-        else:
-            energy = ratio_serial(self.cameras, self.image, self.room, logs, *self.ratio)
+        energy: float = evaluate(self.cameras, self.image, self.room, logs, self.ratio)
         return self.constant + energy
 
     def _evaluate_apart(self, logs: Doubles) -> float:
@@ -164,10 +160,7 @@ class OccupancyOnCpu:
             room = _room(self.cameras, n, apart=True)._replace(slopes=self.room.slopes)
             self.apart = room, np.zeros((count, n)), np.zeros(count)
         room, slopes, energies = self.apart
-        if self.ratio is None:
-            exact_parallel(self.cameras, self.image, room, logs, slopes, energies)
-        else:
-            ratio_parallel(self.cameras, self.image, room, logs, *self.ratio, slopes, energies)
+        evaluate_apart(self.cameras, self.image, room, logs, self.ratio, slopes, energies)
         finish_apart(slopes, room)
         return float(sum(energies.tolist()))
 

@@ -66,6 +66,14 @@ class Room(NamedTuple):
     few: NDArray[np.uint32]  # parts of locations with small p_i  # (K,)
 
 
+class Ratio(NamedTuple):
+    """What the ratio model compares images with."""
+
+    ground: Doubles  # εG  # (C,)
+    base: Doubles  # εG + Σ B + Σ (1 − 2B), the second over what is covered  # (C,)
+    variance: float
+
+
 @exact
 def exp2_of(x: float) -> Any:
     """2 to the x for |x| up to 1000, without a division; relative error below 1e-13.
@@ -116,9 +124,15 @@ def spread(cameras: Cameras, c: int, powers: Doubles, cover: Doubles) -> None:
 
 
 @inlined
-def exact_camera(cameras: Cameras, images: Doubles, c: int, room: Room, direct: bool) -> float:
-    """Integral image of w N of one camera; returns Σ w N."""
-    stride, boxes = cameras.stride[c], cameras.boxes[c]
+def see_camera(
+    cameras: Cameras, images: Doubles, c: int, room: Room, direct: bool, ratio: Ratio | None
+) -> tuple[float, float, float]:
+    """Integral image of w N of one camera; (1 − 2B − Ψ) N in place of it by the ratio model.
+
+    Returns Σ w N (without a meaning by the ratio model), and the ``factor`` and ψ of `gather`.
+    """
+    height, width, stride = cameras.height[c], cameras.width[c], cameras.stride[c]
+    boxes = cameras.boxes[c]
     keep = 1.0 if boxes else 0.0  # sums of runs don't go on from row to row
     image = images[cameras.plane[c] : cameras.plane[c + 1]]
     cover, total = plane_of(room.cover, cameras, c, room), plane_of(room.total, cameras, c, room)
@@ -127,70 +141,50 @@ def exact_camera(cameras: Cameras, images: Doubles, c: int, room: Room, direct: 
     spread(cameras, c, room.powers, cover)
     above[:stride] = 0.0
     total[:stride] = 0.0
-    energy = 0.0
+    energy, nobody, signed = 0.0, 0.0, 0.0
     for y in range(0, cameras.rows[c], LANES):
         at = y * stride
         sum_rows(turned, cover, at, stride, above, keep)
-        w = image[at : at + LANES * stride]
-        if direct:
-            n = empty[at : at + LANES * stride]
+        n, w = empty[at : at + LANES * stride], image[at : at + LANES * stride]
+        if ratio is None:
+            if direct:
+                for x in range(LANES * stride):
+                    n[x] = exp2_of(turned[x])
+                    turned[x] = w[x] * n[x]
+            else:
+                for x in range(LANES * stride):
+                    turned[x] = w[x] * exp2_of(turned[x])
+            integrate_rows(total, at, stride, turned, keep)
+            if not boxes:
+                for k in range(LANES):
+                    energy += total[at + (k + 2) * stride - 1]
+        if ratio is not None:
             for x in range(LANES * stride):
                 n[x] = exp2_of(turned[x])
-                turned[x] = w[x] * n[x]
-        else:
+            n[:LANES] = 0.0  # what is beside the image counts for nothing
+            n[LANES * (width + 1) :] = 0.0
+            for row in range(max(0, height - y), LANES):
+                for x in range(stride):
+                    n[x * LANES + row] = 0.0
+            part, with_sign = 0.0, 0.0
             for x in range(LANES * stride):
-                turned[x] = w[x] * exp2_of(turned[x])
-        integrate_rows(total, at, stride, turned, keep)
-        if not boxes:
-            for k in range(LANES):
-                energy += total[at + (k + 2) * stride - 1]
-    return total[(cameras.rows[c] + 1) * stride - 1] if boxes else energy
-
-
-@inlined
-def ratio_camera(
-    cameras: Cameras, images: Doubles, c: int, room: Room, ground: float, base: float
-) -> tuple[float, float]:
-    """N of one camera, and the integral image of (1 − 2B − Ψ) N; returns Ψ and den.
-
-    ``ground`` is εG, and ``base`` εG + Σ B + Σ (1 − 2B), the second over what is covered.
-    """
-    height, width, stride = cameras.height[c], cameras.width[c], cameras.stride[c]
-    keep = 1.0 if cameras.boxes[c] else 0.0
-    image = images[cameras.plane[c] : cameras.plane[c + 1]]
-    cover, total = plane_of(room.cover, cameras, c, room), plane_of(room.total, cameras, c, room)
-    empty = plane_of(room.empty, cameras, c, room)
-    turned, above = room.turned[c], room.above[c]
-    spread(cameras, c, room.powers, cover)
-    above[:stride] = 0.0
-    total[:stride] = 0.0
-    nobody, signed = 0.0, 0.0
-    for y in range(0, cameras.rows[c], LANES):
-        at = y * stride
-        sum_rows(turned, cover, at, stride, above, keep)
-        n, sign = empty[at : at + LANES * stride], image[at : at + LANES * stride]
-        for x in range(LANES * stride):
-            n[x] = exp2_of(turned[x])
-        n[:LANES] = 0.0  # what is beside the image counts for nothing
-        n[LANES * (width + 1) :] = 0.0
-        for row in range(max(0, height - y), LANES):
-            for x in range(stride):
-                n[x * LANES + row] = 0.0
-        part, with_sign = 0.0, 0.0
-        for x in range(LANES * stride):
-            part += n[x]
-            with_sign += n[x] * sign[x]
-        nobody += part
-        signed += with_sign
-    den = ground + (height * width - nobody)
-    psi = (base - signed) / den
-    for y in range(0, cameras.rows[c], LANES):
-        at = y * stride
-        n, sign = empty[at : at + LANES * stride], image[at : at + LANES * stride]
-        for x in range(LANES * stride):
-            turned[x] = n[x] * (sign[x] - psi)
-        integrate_rows(total, at, stride, turned, keep)
-    return psi, den
+                part += n[x]
+                with_sign += n[x] * w[x]
+            nobody += part
+            signed += with_sign
+    factor, psi = 1.0, 0.0
+    if ratio is not None:
+        den = ratio.ground[c] + (height * width - nobody)
+        psi = (ratio.base[c] - signed) / den
+        for y in range(0, cameras.rows[c], LANES):
+            at = y * stride
+            n, w = empty[at : at + LANES * stride], image[at : at + LANES * stride]
+            for x in range(LANES * stride):
+                turned[x] = n[x] * (w[x] - psi)
+            integrate_rows(total, at, stride, turned, keep)
+        factor = -psi / (ratio.variance * den)
+    whole = total[(cameras.rows[c] + 1) * stride - 1]
+    return whole if boxes else energy, factor, psi
 
 
 @inlined
@@ -327,59 +321,37 @@ def finish(powers: Doubles, slopes: Doubles) -> None:
 
 
 @kernel
-def exact_serial(cameras: Cameras, images: Doubles, room: Room, logs: Doubles) -> float:
-    """∂E/∂p_i into ``room.slopes``; returns Σ w N."""
+def evaluate(
+    cameras: Cameras, images: Doubles, room: Room, logs: Doubles, ratio: Ratio | None
+) -> float:
+    """∂E/∂p_i into ``room.slopes``; returns the energy, without its constant."""
     direct = begin(logs, room)
     room.slopes[:] = 0.0
     energy = 0.0
     for c in range(len(cameras.height)):
-        energy += exact_camera(cameras, images, c, room, direct)
-        gather(cameras, images, c, room, direct, 1.0, 0.0, room.slopes)
-    finish(room.powers, room.slopes)
-    return energy
-
-
-@kernel
-def ratio_serial(
-    cameras: Cameras, images: Doubles, room: Room, logs: Doubles, ground: Doubles, base: Doubles,
-    variance: float,
-) -> float:  # fmt: skip
-    """∂E/∂p_i into ``room.slopes``; returns the energy."""
-    direct = begin(logs, room)
-    room.slopes[:] = 0.0
-    energy = 0.0
-    for c in range(len(cameras.height)):
-        psi, den = ratio_camera(cameras, images, c, room, ground[c], base[c])
-        energy += psi * psi / (2.0 * variance)
-        gather(cameras, images, c, room, direct, -psi / (variance * den), psi, room.slopes)
+        own, factor, psi = see_camera(cameras, images, c, room, direct, ratio)
+        if ratio is not None:
+            own = psi * psi / (2.0 * ratio.variance)
+        energy += own
+        gather(cameras, images, c, room, direct, factor, psi, room.slopes)
     finish(room.powers, room.slopes)
     return energy
 
 
 @parallel_kernel
-def exact_parallel(
-    cameras: Cameras, images: Doubles, room: Room, logs: Doubles, slopes: Doubles, energies: Doubles
-) -> None:
+def evaluate_apart(
+    cameras: Cameras, images: Doubles, room: Room, logs: Doubles, ratio: Ratio | None,
+    slopes: Doubles, energies: Doubles,
+) -> None:  # fmt: skip
     """Cameras over threads, each with its own slopes and energy.  # slopes: (C, n)"""
     direct = begin(logs, room)
     for c in numba.prange(len(energies)):
         slopes[c] = 0.0
-        energies[c] = exact_camera(cameras, images, c, room, direct)
-        gather(cameras, images, c, room, direct, 1.0, 0.0, slopes[c])
-
-
-@parallel_kernel
-def ratio_parallel(
-    cameras: Cameras, images: Doubles, room: Room, logs: Doubles, ground: Doubles, base: Doubles,
-    variance: float, slopes: Doubles, energies: Doubles,
-) -> None:  # fmt: skip
-    """Cameras over threads, by the ratio model.  # slopes: (C, n)"""
-    direct = begin(logs, room)
-    for c in numba.prange(len(energies)):
-        slopes[c] = 0.0
-        psi, den = ratio_camera(cameras, images, c, room, ground[c], base[c])
-        energies[c] = psi * psi / (2.0 * variance)
-        gather(cameras, images, c, room, direct, -psi / (variance * den), psi, slopes[c])
+        energy, factor, psi = see_camera(cameras, images, c, room, direct, ratio)
+        if ratio is not None:
+            energy = psi * psi / (2.0 * ratio.variance)
+        energies[c] = energy
+        gather(cameras, images, c, room, direct, factor, psi, slopes[c])
 
 
 @kernel

@@ -12,12 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.core.common.arrays import Doubles, Floats, Ints
-from proxfield.core.compiled.jit import inlined, kernel, parallel_kernel
+from proxfield.core.compiled.jit import inlined, kernel
 from proxfield.core.compiled.math import as_bits, exp_ratio, from_bits, log1m
 from proxfield.core.engines.numba.kinds import Motion, difference_move, move_differences, rates_of
 from proxfield.core.engines.plan import Kind
@@ -302,149 +301,6 @@ def block_entropy(a: Floats, v: Floats) -> float:
     return entropy
 
 
-@kernel
-def run(
-    pack: BinaryPack,
-    st: BinaryArrays,
-    motion: Motion,
-    n_iters: int,
-    tol: float,
-    phase: int,
-    entropy: float,
-    constant: float,
-    f_out: Doubles,
-    change_out: Doubles,
-    f: float,
-) -> tuple[int, int, float, float, float]:
-    """Many iterations in one call.
-
-    ``f`` is F of the state it starts from; the adaptive rule also needs its gradient in ``g``,
-    and leaves that of the state it ends in, because it looks at F after each step.
-    Returns (iterations done, buffer in use, its entropy, difference from two updates
-    before, its F if adaptive).
-    """
-    n = len(pack.bias)
-    twice = np.inf
-    for it in range(n_iters):
-        old, new = st.v[phase], st.v[1 - phase]
-        energy, h, change, twice = 0.0, 0.0, 0.0, 0.0
-        if motion.adaptive:
-            f_out[it] = f
-            for redo in (False, True):
-                energy, h, change, twice = 0.0, 0.0, 0.0, 0.0
-                for i0 in range(0, n, BLOCK):
-                    i1 = min(n, i0 + BLOCK)
-                    g = st.g[i0:i1]
-                    hb, cb, tb = update_block(pack, motion, st, g, old, new, i0, i1, redo)
-                    h += hb
-                    change = cb if cb > change or cb != cb else change
-                    twice = max(twice, tb)
-                for i0 in range(0, n, BLOCK):
-                    i1 = min(n, i0 + BLOCK)
-                    energy += gradient_block(pack, new, st.g[i0:i1], i0, i1, True)
-                if not constant + energy - h > f + motion.slack * (1.0 + abs(f)):
-                    break  # F did not rise; otherwise again with the certified step
-            f = constant + energy - h
-        else:
-            for i0 in range(0, n, BLOCK):
-                i1 = min(n, i0 + BLOCK)
-                g = st.g[: i1 - i0]  # one block's room for all: it stays in the cache
-                energy += gradient_block(pack, old, g, i0, i1, motion.trace)
-                hb, cb, tb = update_block(pack, motion, st, g, old, new, i0, i1, False)
-                h += hb
-                change = cb if cb > change or cb != cb else change
-                twice = max(twice, tb)
-            f_out[it] = constant + energy - entropy
-        change_out[it] = change
-        entropy = h
-        phase = 1 - phase
-        if not change > tol:  # NaN ends it too
-            return it + 1, phase, entropy, twice, f
-    return n_iters, phase, entropy, twice, f
-
-
-@kernel
-def evaluate(pack: BinaryPack, st: BinaryArrays, phase: int) -> tuple[float, float]:
-    """Gradient into ``g``; returns (energy without the constant, entropy) of the buffer in use."""
-    n = len(pack.bias)
-    energy, entropy = 0.0, 0.0
-    for i0 in range(0, n, BLOCK):
-        i1 = min(n, i0 + BLOCK)
-        energy += gradient_block(pack, st.v[phase], st.g[i0:i1], i0, i1, True)
-        h = 0.0
-        for i in range(i0, i1):
-            h += entropy_of(np.float64(st.v[phase, pack.pad + i]))
-        entropy += h
-    return energy, entropy
-
-
-@kernel
-def energy_only(pack: BinaryPack, st: BinaryArrays, phase: int) -> float:
-    """Gradient into ``g``; returns the energy, where the entropy is known."""
-    n = len(pack.bias)
-    energy = 0.0
-    for i0 in range(0, n, BLOCK):
-        i1 = min(n, i0 + BLOCK)
-        energy += gradient_block(pack, st.v[phase], st.g[i0:i1], i0, i1, True)
-    return energy
-
-
-@parallel_kernel
-def fused_parallel(
-    pack: BinaryPack, st: BinaryArrays, motion: Motion, phase: int, parts: Doubles
-) -> None:
-    """One iteration, blocks over threads; partial sums per block.  # parts: (n_blocks, 4)"""
-    n = len(pack.bias)
-    old, new = st.v[phase], st.v[1 - phase]
-    for b in numba.prange(len(parts)):
-        i0 = b * BLOCK
-        i1 = min(n, i0 + BLOCK)
-        g = np.empty(i1 - i0, dtype=st.g.dtype)
-        parts[b, 0] = gradient_block(pack, old, g, i0, i1, motion.trace)
-        h, c, t = update_block(pack, motion, st, g, old, new, i0, i1, False)
-        parts[b, 1] = h
-        parts[b, 2] = c
-        parts[b, 3] = t
-
-
-@parallel_kernel
-def entropy_parallel(pack: BinaryPack, st: BinaryArrays, phase: int, parts: Doubles) -> None:
-    """Entropies of blocks of variables.  # parts: (n_blocks, 4), column 1"""
-    n = len(pack.bias)
-    for b in numba.prange(len(parts)):
-        h = 0.0
-        for i in range(b * BLOCK, min(n, b * BLOCK + BLOCK)):
-            h += entropy_of(np.float64(st.v[phase, pack.pad + i]))
-        parts[b, 1] = h
-
-
-@parallel_kernel
-def gradient_parallel(pack: BinaryPack, st: BinaryArrays, phase: int, parts: Doubles) -> None:
-    """The gradient alone, for the safeguard."""
-    n = len(pack.bias)
-    for b in numba.prange(len(parts)):
-        i0 = b * BLOCK
-        i1 = min(n, i0 + BLOCK)
-        parts[b, 0] = gradient_block(pack, st.v[phase], st.g[i0:i1], i0, i1, True)
-
-
-@kernel
-def update_only(
-    pack: BinaryPack, st: BinaryArrays, motion: Motion, old: int, new: int, redo: bool
-) -> Moved:
-    """An update from the gradient in ``g``, for fields with extra terms."""
-    n = len(pack.bias)
-    entropy, change, twice = 0.0, 0.0, 0.0
-    for i0 in range(0, n, BLOCK):
-        i1 = min(n, i0 + BLOCK)
-        g = st.g[i0:i1]
-        h, c, t = update_block(pack, motion, st, g, st.v[old], st.v[new], i0, i1, redo)
-        entropy += h
-        change = c if c > change or c != c else change
-        twice = max(twice, t)
-    return entropy, change, twice
-
-
 LOG_SMALLEST = np.log(1e-30)
 """Where logarithms of probabilities end: a zero counts as 1e-30."""
 
@@ -464,18 +320,33 @@ def log_first(pack: BinaryPack, st: BinaryArrays, phase: int, natural: bool, out
             out[i] = max(LOG_SMALLEST, np.log(max(q, 1e-30)))
 
 
-@parallel_kernel
-def update_parallel(
-    pack: BinaryPack, st: BinaryArrays, motion: Motion, old: int, new: int, redo: bool,
-    parts: Doubles,
-) -> None:  # fmt: skip
-    """The update alone; ``redo`` starts again from where the last one started."""
-    n = len(pack.bias)
-    for b in numba.prange(len(parts)):
-        i0 = b * BLOCK
-        i1 = min(n, i0 + BLOCK)
-        g = st.g[i0:i1]
-        h, c, t = update_block(pack, motion, st, g, st.v[old], st.v[new], i0, i1, redo)
-        parts[b, 1] = h
-        parts[b, 2] = c
-        parts[b, 3] = t
+@inlined
+def visit(
+    pack: BinaryPack, v: Floats, a: Floats, h: Doubles, i: int, beta: float
+) -> tuple[float, float]:
+    """Minimize E − H/β (E if β = ∞) over one variable; returns (change of F, of v)."""
+    here = pack.pad + i
+    before = np.float64(v[here])
+    if len(pack.clamped) > 0:
+        c = first_from(pack.clamped, i)
+        if c < len(pack.clamped) and pack.clamped[c] == i:
+            v[here] = -0.5 if pack.clamp[c] > 0 else 0.5
+            a[i] = pack.clamp[c]
+            h[i] = 0.0
+            return 0.0, abs(v[here] - before)
+    x = np.float64(pack.bias[i])
+    for e in range(pack.row[i], pack.row[i + 1]):
+        x += pack.weight[e] * v[pack.pad + pack.column[e]]
+    if beta == np.inf:
+        value = before if x == 0.0 and abs(before) == 0.5 else (-0.5 if x > 0 else 0.5)
+        v[here] = value
+        return x * (value - before), abs(value - before)
+    num, den = exp_ratio(-abs(beta * x))
+    small = num / (num + den)
+    value = small - 0.5 if x > 0 else 0.5 - small
+    new_h = log1m(small) + abs(beta * x) * small
+    delta = x * (value - before) - (new_h - h[i])
+    v[here] = value
+    a[i] = beta * x
+    h[i] = new_h
+    return delta, abs(np.float64(v[here]) - before)

@@ -19,7 +19,7 @@ from proxfield.core.compiled.jit import embedded, inlined, parallel_kernel
 from proxfield.core.compiled.math import softplus
 from proxfield.core.compiled.random import uniform
 from proxfield.core.engines.numba.binary import BinaryPack
-from proxfield.core.engines.numba.draws import BLOCK, Schedule, logits, logs, temperature_at
+from proxfield.core.engines.numba.chains import BLOCK, Cooling, logits, logs, temperature_at
 from proxfield.core.lowering.forests import Forests
 
 GROUP = 16
@@ -149,7 +149,7 @@ def begin_chain(pack: BinaryPack, q: Floats, seed: np.uint64, v: Doubles, x: Dou
 
 @parallel_kernel
 def draw_binary(
-    pack: BinaryPack, forests: BinaryForests, q: Floats, schedule: Schedule, room: Doubles
+    pack: BinaryPack, forests: BinaryForests, q: Floats, schedule: Cooling, room: Doubles
 ) -> None:
     """Run all chains that are drawn; ``q`` becomes their labelling.
 

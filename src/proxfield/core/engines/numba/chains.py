@@ -1,6 +1,6 @@
-"""Compiled chains of marginals: cool down, one variable at a time, then polish; many at once.
+"""Compiled chains: what those of all fields have in common, and chains of marginals.
 
-A chain starts from marginals and cools them by sweeps. It ends with sweeps at temperature 1, near a
+A chain of marginals cools its start by sweeps. It ends with sweeps at temperature 1, near a
 local minimum of F. Chains of one call are independent and run on different threads. Those that
 sample labellings (`binary_chains`, `general_chains`) end here too, with their labelling as the
 start and no sweeps but those at temperature 1.
@@ -8,23 +8,78 @@ start and no sweeps but those at temperature 1.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numba
 import numpy as np
+from numpy.typing import NDArray
 
 from proxfield.core.common.arrays import Doubles, Floats, Ints
-from proxfield.core.compiled.jit import NO, inlined, parallel_kernel
-from proxfield.core.compiled.math import exp_ratio
-from proxfield.core.engines.numba import general_sweep
+from proxfield.core.compiled.jit import inlined, parallel_kernel
+from proxfield.core.compiled.math import exp_ratio, log_normal
+from proxfield.core.compiled.random import uniform
 from proxfield.core.engines.numba.binary import BinaryPack
 from proxfield.core.engines.numba.binary import entropy_of as binary_entropy_of
-from proxfield.core.engines.numba.draws import temperature_at
-from proxfield.core.engines.numba.general import GeneralPack, contract, pairwise_into
+from proxfield.core.engines.numba.general import GeneralPack, contract, pairwise_into, visit
 from proxfield.core.engines.numba.general import entropy_of as general_entropy_of
+from proxfield.core.engines.plan import Chains
 
+BLOCK = 1024
+"""Random numbers made at a time, at vector speed."""
+LEAST = 2.0**-54
+"""Added to uniform numbers, so that none is 0."""
 SURE = 40.0
 """Energies (over the temperature) from which on a label is certain to rounding."""
 NEGLIGIBLE = 1e-12
 """Changes of a marginal that aren't made."""
+
+
+class Cooling(NamedTuple):
+    """What drawn chains do; see `proxfield.core.engines.plan.Chains`."""
+
+    hot: Doubles
+    cold: Doubles
+    sweeps: Ints
+    seeds: NDArray[np.uint64]
+    drawn: NDArray[np.bool_]
+    by_forests: NDArray[np.bool_]
+    metropolis: bool
+
+    @classmethod
+    def of(cls, chains: Chains) -> Cooling:
+        """The part of some chains that kernels read."""
+        return cls(
+            chains.hot, chains.cold, chains.sweeps, chains.seeds, chains.drawn, chains.forests,
+            chains.metropolis,
+        )  # fmt: skip
+
+
+@inlined
+def temperature_at(t: int, sweeps: int, hot: float, cold: float) -> float:
+    """A geometric schedule from ``hot`` to ``cold``."""
+    if sweeps <= 1:
+        return cold
+    return float(hot * (cold / hot) ** (t / (sweeps - 1.0)))
+
+
+@inlined
+def logits(seed: np.uint64, first: np.uint64, count: int, scale: float, out: Doubles) -> None:
+    """scale·log(u / (1 − u)) of consecutive random numbers u.
+
+    A label 0 of two, which is less probable by exp(−a), is drawn if log(u / (1 − u)) < a. Made
+    ahead for many visits, the comparison is all that remains of a visit that changes nothing.
+    """
+    for k in range(count):
+        u = uniform(seed, first + np.uint64(k)) + LEAST
+        out[k] = scale * log_normal(u / (1.0 - u))
+
+
+@inlined
+def logs(seed: np.uint64, first: np.uint64, count: int, scale: float, out: Doubles) -> None:
+    """scale·log(u) of consecutive random numbers u: a change that costs a is made if it is
+    below −a."""
+    for k in range(count):
+        out[k] = scale * log_normal(uniform(seed, first + np.uint64(k)) + LEAST)
 
 
 @parallel_kernel
@@ -122,7 +177,7 @@ def general_chains(
         n, own = len(offset) - 1, q[b]
         h = np.zeros(n)
         scratch = np.empty(pack.scratch, dtype=pack.table.dtype)
-        g = np.empty(2 * general_sweep.widest(pack))
+        g = np.empty(2 * pack.widest)
         for i in range(n):
             o, end = offset[i], offset[i + 1]
             total = 0.0
@@ -140,7 +195,7 @@ def general_chains(
             beta = 1.0 / temperature_at(t, sweeps[b], hot[b], cold[b]) if t < sweeps[b] else 1.0
             change = 0.0
             for i in range(n):
-                _, c = general_sweep.visit(pack, own, theta[b], h, i, beta, NO, g, scratch)
+                _, c = visit(pack, own, theta[b], h, i, beta, g, scratch)
                 change = max(change, c)
             if t >= sweeps[b] and change <= tol:
                 done[b] = t + 1 - sweeps[b]

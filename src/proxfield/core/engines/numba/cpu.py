@@ -1,4 +1,4 @@
-"""Driving the compiled loops: what the CPU programs for binary and for any fields share.
+"""The program of the CPU engine for any field, which drives the compiled loops.
 
 A small field runs many iterations inside one compiled call. A large one spreads blocks
 of variables over threads, one call an iteration. Sums are taken per block and then in
@@ -7,11 +7,10 @@ block order, so the same input gives the same bits.
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
 from functools import cached_property
-from types import ModuleType
-from typing import Generic
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,17 +21,33 @@ from proxfield.core.compiled.jit import (
     PARALLEL_WORK,
     ParallelKernel,
     max_threads,
+    note_ready,
     thread_count,
 )
-from proxfield.core.engines.base import Program, Rows, State, residual_of, rounding_of, slack
+from proxfield.core.engines.base import (
+    Program,
+    Rows,
+    State,
+    residual_of,
+    rounding_of,
+    slack,
+    softmax,
+)
+from proxfield.core.engines.numba import chains, loops
+from proxfield.core.engines.numba.binary import BinaryPack
 from proxfield.core.engines.numba.binary_chains import BinaryForests
-from proxfield.core.engines.numba.families import DESCENT, kind_of, note_compiled
-from proxfield.core.engines.numba.general_chains import GeneralForests
+from proxfield.core.engines.numba.chains import BLOCK, Cooling
+from proxfield.core.engines.numba.general import GeneralArrays, GeneralPack
+from proxfield.core.engines.numba.general_chains import (
+    DrawRoom,
+    GeneralForests,
+    draw_general,
+    pack_general_forests,
+)
+from proxfield.core.engines.numba.general_moves import Energies, energies_of
 from proxfield.core.engines.numba.kinds import Motion
-from proxfield.core.engines.numba.pack import CHUNK
-from proxfield.core.engines.numba.state import ArraysT, CpuState, Known, PackT
-from proxfield.core.engines.numba.terms import CpuTerm, add_gradients, on_cpu
-from proxfield.core.engines.numba.visits import VisitingSweeps
+from proxfield.core.engines.numba.pack import CHUNK, pack_general
+from proxfield.core.engines.numba.terms import CpuTerm, VisitingSweeps, add_gradients, on_cpu
 from proxfield.core.engines.plan import (
     SMALLEST_STEP,
     Chains,
@@ -43,25 +58,81 @@ from proxfield.core.engines.plan import (
     Search,
     Update,
 )
-from proxfield.core.engines.reference import ReferenceState
-from proxfield.core.lowering.forests import FORESTS
+from proxfield.core.engines.reference import TINY, ReferenceState, usable_in_forests
+from proxfield.core.lowering.forests import FORESTS, FieldGraph, graph_of, make_forests
 from proxfield.core.lowering.lowered import Lowered
 
+DESCENT = "descend"
+"""A kind of work: `Program.descend`."""
 
-class CpuProgram(Program, Generic[PackT, ArraysT]):
-    """What the two CPU programs share: the three ways to advance."""
 
-    kernels: ModuleType
-    """`binary` or `general`, whose functions have the same names and arguments."""
-    sweeps: ModuleType
-    """`binary_sweep` or `general_sweep`."""
-    chains: ParallelKernel
-    """For chains of marginals, and polishing."""
-    pack: PackT
-    sweep_pack: PackT
+def kind_of(plan: Plan) -> str:
+    """A kind of work by its plan: those of a kind share kernels.
+
+    Example:
+        >>> kind_of(Order(np.arange(3)))
+        'Order'
+    """
+    if isinstance(plan, Update) and plan.search is not None:
+        return "Search"
+    if isinstance(plan, Order) and plan.starts is not None:
+        return "Colors"
+    return type(plan).__name__
+
+
+def family(program: type[Program], dtype: str, work: str) -> str:
+    """A name for the kernels with which a class of programs does a kind of work."""
+    return f"{program.__name__}-{dtype}-{work}"
+
+
+def note_compiled(program: Program, work: str) -> None:
+    """Remember that a program's kernels for a kind of work are compiled, if its field is small."""
+    if not (program.parallel or program.lowered.extras):
+        note_ready(family(type(program), program.dtype.name, work))
+
+
+@dataclass
+class Known:
+    """Numbers that belong to the present marginals of a state; see `CpuState.forget`."""
+
+    entropy: float | None = None
+    f: float | None = None  # F
+    gradient: bool = False  # does ``g`` hold the gradient that belongs to F?
+    entropies: Doubles | None = None  # of each variable, for sweeps
+    carried: float | None = None  # F as sweeps have carried it on, with the entropies
+
+
+@dataclass
+class CpuState:
+    """Arrays in the kernels' layout, the buffer in use, and what is known about it.
+
+    An update first takes what was known by `forget`, and in the end says what is known then.
+    What depends on unary energies is forgotten when those change (`version`).
+    """
+
+    arrays: Any  # `GeneralArrays` or `BinaryArrays`
+    phase: int = 0
+    known: Known = field(default_factory=Known)
+    natural: bool = False  # do the natural parameters say all about the marginals?
+    size: float | None = None  # the next step of a `Search`
+    version: int = 0  # of the unary energies that F belongs to
+    pending: bool = False  # do impossible labels still have weight (so that F is +inf)?
+
+    def forget(self) -> Known:
+        """What was known about the marginals, which are about to move."""
+        known, self.known = self.known, Known()
+        return known
+
+
+class CpuProgram(Program):
+    """Any field."""
+
+    marginal_chains: ParallelKernel = chains.general_chains
+    """Cools marginals, and polishes."""
     constant: float
     n_blocks: int
     work: int
+    """Entries and ends of edges: what one iteration reads."""
     cuts_sweeps = True
     version: int = 0
     """How often unary energies were replaced."""
@@ -73,9 +144,21 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
         self.threads = max_threads() if threads is None else max(1, min(threads, max_threads()))
         self._build()
 
-    @abstractmethod
     def _build(self) -> None:
-        """Pack the field: sets the attributes above."""
+        """Pack the field."""
+        self.pack, self.constant = pack_general(self.lowered, self.dtype)
+        self.sweep_pack = self.pack
+        self._own_unary: Floats = np.zeros(0, dtype=self.dtype)
+        self.n_blocks = len(self.pack.block) - 1
+        ends = len(self.pack.agree_column) + len(self.pack.table_column)
+        tables = sum(f.degree * f.tables[0].size * len(f.scopes) for f in self.lowered.factors)
+        self.work = self.layout.size + ends + tables
+
+    def _fields(
+        self, pack: BinaryPack | GeneralPack
+    ) -> tuple[BinaryPack | None, GeneralPack | None]:
+        """A pack as the first two arguments of `loops`."""
+        return (pack, None) if isinstance(pack, BinaryPack) else (None, pack)
 
     @cached_property
     def extras(self) -> list[CpuTerm]:
@@ -87,101 +170,112 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
         """Whether the field is large enough for several threads."""
         return self.threads > 1 and self.work >= PARALLEL_WORK
 
-    # ---- the layout-dependent parts ----
+    # ---- states ----
 
-    def build_for(self, plan: Plan | None) -> None:
-        if self.sweepable and (plan is None or isinstance(plan, Order)):
-            _ = self.sweep_pack
+    def start(self, q: Floats) -> State:
+        size = self.layout.size
+        both = np.stack([q, q]).astype(self.dtype)
+        theta = (-np.log(np.maximum(q, TINY))).astype(self.dtype)
+        g, u, v, theta_before, g_before = (np.zeros(size, dtype=self.dtype) for _ in range(5))
+        message = np.zeros(int(self.pack.slot_message[-1]), dtype=self.dtype)
+        arrays = GeneralArrays(both, theta, g, u, v, message, theta_before, g_before)
+        gone = np.isinf(self.lowered.unary)
+        return State(CpuState(arrays, pending=bool((q[gone] > TINY).any())))
 
-    @abstractmethod
-    def _buffer(self, s: CpuState[ArraysT]) -> Floats:
+    def marginals(self, state: State) -> Doubles:
+        return np.array(self._buffer(state.arrays), dtype=np.float64)
+
+    def marginals_at(self, state: State, entries: Ints) -> Doubles:
+        return self._buffer(state.arrays)[entries].astype(np.float64)
+
+    def _buffer(self, s: CpuState) -> Floats:
         """The marginals in use, in the kernels' own layout."""
+        buffer: Floats = s.arrays.q[s.phase]
+        return buffer
 
-    @abstractmethod
-    def _natural(self, s: CpuState[ArraysT]) -> Floats:
+    def _natural(self, s: CpuState) -> Floats:
         """The natural parameters, in the kernels' own layout."""
+        theta: Floats = s.arrays.theta
+        return theta
 
-    @abstractmethod
-    def _entropies(self, s: CpuState[ArraysT], out: Doubles) -> float:
-        """Entropy of each variable into ``out``; returns the sum."""
-
-    def _entropy(self, s: CpuState[ArraysT]) -> float:
-        """H of the buffer in use, without the energy."""
-        if self.parallel and not self.lowered.extras:
-            parts = np.zeros((self.n_blocks, 4))
-            self.kernels.entropy_parallel(self.pack, s.arrays, s.phase, parts)
-            return float(parts[:, 1].sum())
-        return self._entropies(s, np.zeros(self.layout.n_vars))
-
-    @abstractmethod
-    def _set(self, s: CpuState[ArraysT], theta: Floats) -> None:
+    def _set(self, s: CpuState, theta: Floats) -> None:
         """Take natural parameters in the flat layout."""
+        s.arrays.theta[:] = theta
+        self._buffer(s)[:] = softmax(self.layout.owner, self.layout.offsets, theta)
 
-    @abstractmethod
-    def _theta(self, s: CpuState[ArraysT]) -> Doubles:
+    def _theta(self, s: CpuState) -> Doubles:
         """Natural parameters in the flat layout."""
+        return np.array(s.arrays.theta, dtype=np.float64)
 
-    @abstractmethod
-    def _take_moments(
-        self, s: CpuState[ArraysT], theta: Floats, u: Floats, v: Floats, centered: bool
-    ) -> None:
+    def _flat_gradient(self, s: CpuState) -> Doubles:
+        """``g`` in the flat layout."""
+        return np.array(s.arrays.g, dtype=np.float64)
+
+    def _take_moments(self, s: CpuState, before: ReferenceState, centered: bool) -> None:
         """Take natural parameters and moments in the flat layout; marginals stay as they are."""
+        s.arrays.theta[:], s.arrays.u[:], s.arrays.v[:] = before.theta, before.u, before.v
 
-    def resumed(self, before: ReferenceState, plan: Plan) -> CpuState[ArraysT]:
+    def resumed(self, before: ReferenceState, plan: Plan) -> CpuState:
         """The state of a run in numpy, to go on with a plan from there."""
-        s: CpuState[ArraysT] = self.start(before.q).arrays
-        centered = isinstance(plan, Update) and plan.kind.centered
-        self._take_moments(s, before.theta, before.u, before.v, centered)
+        s: CpuState = self.start(before.q).arrays
+        self._take_moments(s, before, isinstance(plan, Update) and plan.kind.centered)
         s.size = before.size
         return s
 
-    # ---- Program ----
+    def set_unary(self, energies: Array, at: Ints | None = None) -> None:
+        self.version += 1
+        self._write_unary(energies, at)
+        if self.pack.unary is not self._own_unary:  # it may be the array of the field
+            self._own_unary = self.lowered.unary.astype(self.dtype)
+            self.pack = self.sweep_pack = self.pack._replace(unary=self._own_unary)
+        self._own_unary[slice(None) if at is None else at] = energies
+        vars(self).pop("_energies", None)
 
-    def warm_up(self, plan: Plan, state: State, trace: bool) -> None:
-        super().warm_up(plan, state, trace)
-        note_compiled(self, kind_of(plan))
+    def _present(self, state: State) -> CpuState:
+        """The state's arrays, without numbers that belong to other unary energies."""
+        s: CpuState = state.arrays
+        if s.version != self.version:
+            s.version, s.known = self.version, Known(entropy=s.known.entropy)
+        return s
 
-    def _evaluate(self, s: CpuState[ArraysT]) -> float:
-        """F of the buffer in use; its gradient is left in ``g``."""
-        if self.parallel and not self.lowered.extras:
+    # ---- energies ----
+
+    def _entropies(self, s: CpuState, out: Doubles) -> float:
+        """Entropy of each variable into ``out``; returns the sum."""
+        return float(loops.entropies(*self._fields(self.pack), s.arrays, s.phase, out))
+
+    def _evaluate(self, s: CpuState, entropy: float | None = None) -> float:
+        """F of the buffer in use, whose entropy may be known; its gradient is left in ``g``."""
+        fields = self._fields(self.pack)
+        if not self.lowered.extras and (self.parallel or entropy is not None):
             parts = np.zeros((self.n_blocks, 4))
             with thread_count(self.threads):
                 self._gradient(s, parts)
-                self.kernels.entropy_parallel(self.pack, s.arrays, s.phase, parts)
-            energy, entropy = float(parts[:, 0].sum()), float(parts[:, 1].sum())
+                if entropy is None:
+                    loops.entropy_parallel(*fields, s.arrays, s.phase, parts)
+            energy, found = float(parts[:, 0].sum()), float(parts[:, 1].sum())
         else:
-            energy, entropy = self.kernels.evaluate(self.pack, s.arrays, s.phase)
-        s.known.entropy = entropy
+            energy, found = loops.evaluate(*fields, s.arrays, s.phase, entropy is None)
+        if entropy is None:
+            entropy = s.known.entropy = found
         extra = self._add_extras(s)  # their gradient counts whether or not F is finite
-        if s.pending:
-            return np.inf
-        return float(self.constant + energy + extra - entropy)
-
-    def _evaluate_with(self, s: CpuState[ArraysT], entropy: float) -> float:
-        """`_evaluate` for fields with extra terms, where the entropy is known."""
-        energy = self.kernels.energy_only(self.pack, s.arrays, s.phase)
-        extra = self._add_extras(s)
         return np.inf if s.pending else float(self.constant + energy + extra - entropy)
 
-    def _add_extras(self, s: CpuState[ArraysT]) -> float:
+    def _gradient(self, s: CpuState, parts: Doubles) -> None:
+        """The gradient of the buffer in use, over threads."""
+        self._send(s)
+        loops.see_parallel(*self._fields(self.pack), s.arrays, s.phase, parts)
+
+    def _send(self, s: CpuState) -> None:
+        """Messages of tables over three or more variables, over threads."""
+        if len(self.pack.factor_start):
+            loops.send_parallel(self.pack, s.arrays, s.phase)
+
+    def _add_extras(self, s: CpuState) -> float:
         """Add the gradient of terms without a kernel to ``g``; return their energy."""
         if not self.lowered.extras:
             return 0.0
         return add_gradients(self.extras, self.marginals(State(s)), s.arrays.g)
-
-    def set_unary(self, energies: Array, at: Ints | None = None) -> None:
-        self.version += 1
-        self._pack_unary(energies, at)
-
-    @abstractmethod
-    def _pack_unary(self, energies: Floats, at: Ints | None) -> None:
-        """Replace unary energies in the packs, and the constant."""
-
-    def _present(self, state: State) -> CpuState[ArraysT]:
-        """The state's arrays, without numbers that belong to other unary energies."""
-        s: CpuState[ArraysT] = state.arrays
-        s.see_unary(self.version)
-        return s
 
     def free_energy(self, state: State) -> float:
         s = self._present(state)
@@ -189,6 +283,35 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
             return s.known.f
         with thread_count(self.threads):
             return self._evaluate(s)
+
+    def gradient(self, q: Floats) -> Doubles:
+        state = self.start(q)
+        self._evaluate(state.arrays)
+        return self._flat_gradient(state.arrays)
+
+    def residual(self, state: State) -> tuple[float, float]:
+        s: CpuState = state.arrays
+        with thread_count(self.threads):
+            self._evaluate(s)
+        q, g, unary = self.marginals(state), self._flat_gradient(s), self.lowered.unary
+        return residual_of(self.layout, q, g, unary), rounding_of(q, g, unary, self.dtype)
+
+    # ---- updates ----
+
+    def build_for(self, plan: Plan | None) -> None:
+        if self.sweepable and (plan is None or isinstance(plan, Order)):
+            _ = self.sweep_pack
+
+    def warm_up(self, plan: Plan, state: State, trace: bool) -> None:
+        super().warm_up(plan, state, trace)
+        note_compiled(self, kind_of(plan))
+
+    def kernel_key(self) -> tuple[Hashable, ...]:
+        """See `Program`; drawn chains are compiled for the kinds of terms that there are."""
+        if isinstance(self.pack, BinaryPack):
+            return super().kernel_key()
+        kinds = self.pack.agree_column, self.pack.table_column, self.pack.factor_start
+        return (*super().kernel_key(), *(len(kind) > 0 for kind in kinds))
 
     def advance(self, state: State, plan: Plan, n: int, tol: float, trace: bool) -> Rows:
         s = self._present(state)
@@ -200,16 +323,15 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
                 np.concatenate([first.change, rest.change]),
                 rest.period2,
             )
+        averages = isinstance(plan, Update) and plan.kind.averages_marginals
+        s.natural = n > 0 and not averages
         with thread_count(self.threads):
             if isinstance(plan, Update):
-                s.natural = not plan.kind.averages_marginals and n > 0
                 rows = self._advance_update(s, plan, n, tol, trace or plan.watches)
+            elif isinstance(plan, Order):
+                rows = self._advance_order(s, plan, n, tol)
             else:
-                s.natural = n > 0
-                if isinstance(plan, Order):
-                    rows = self._advance_order(s, plan, n, tol)
-                else:
-                    rows = self._advance_custom(state, plan, n, tol)
+                rows = self._advance_custom(state, plan, n, tol)
         if s.pending and n > 0:
             rows.free_energy[:] = np.inf
             s.pending = False
@@ -222,34 +344,10 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
     def _motion(self, plan: Update, trace: bool) -> Motion:
         kept = self.kept_motion
         if kept is None or kept[0] is not plan or kept[1] != trace:
-            kept = self.kept_motion = plan, trace, self._make_motion(plan, trace)
+            kept = self.kept_motion = plan, trace, motion_of(plan, trace, self.dtype)
         return kept[2]
 
-    def _make_motion(self, plan: Update, trace: bool) -> Motion:
-        step = plan.step.astype(self.dtype)
-        equal = len(step) > 0 and bool((plan.step == plan.step[0]).all())
-        whole = equal and plan.step[0] == 1.0  # then its inverse is the same array
-        return Motion(
-            kind=int(plan.kind),
-            moments=plan.kind.moments,
-            mean=plan.kind.averages_marginals,
-            centered=plan.kind.centered,
-            step=step,
-            inverse=step if whole else inverse_of(plan.step, self.dtype),
-            fallback=step if plan.fallback is None else plan.fallback.astype(self.dtype),
-            flat=float(plan.step[0]) if equal else 0.0,
-            gamma1=plan.gamma1,
-            gamma2=plan.gamma2,
-            epsilon=plan.epsilon,
-            adaptive=plan.adaptive,
-            beta=plan.inverse_temperature,
-            trace=trace,
-            slack=slack(0.0, self.dtype),
-        )
-
-    def _advance_update(
-        self, s: CpuState[ArraysT], plan: Update, n: int, tol: float, trace: bool
-    ) -> Rows:
+    def _advance_update(self, s: CpuState, plan: Update, n: int, tol: float, trace: bool) -> Rows:
         before = s.forget()
         entropy, f = before.entropy, before.f if before.gradient else None
         if plan.watches and (f is None or entropy is None):
@@ -260,8 +358,8 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
         motion = self._motion(plan, trace)
         energies, changes = np.full(n, np.nan), np.full(n, np.nan)
         if not (self.parallel or self.lowered.extras or plan.search is not None):
-            done, s.phase, entropy, twice, f = self.kernels.run(
-                self.pack, s.arrays, motion, n, tol, s.phase, entropy, self.constant,
+            done, s.phase, entropy, twice, f = loops.run(
+                *self._fields(self.pack), s.arrays, motion, tol, s.phase, entropy, self.constant,
                 energies, changes, 0.0 if f is None else f,
             )  # fmt: skip
         elif plan.watches:
@@ -275,20 +373,29 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
         s.known = Known(entropy if trace else None, f if watched else None, gradient=watched)
         return Rows(energies[:done] if trace else np.full(done, np.nan), changes[:done], twice)
 
+    def _entropy(self, s: CpuState) -> float:
+        """H of the buffer in use, without the energy."""
+        if self.parallel and not self.lowered.extras:
+            parts = np.zeros((self.n_blocks, 4))
+            loops.entropy_parallel(*self._fields(self.pack), s.arrays, s.phase, parts)
+            return float(parts[:, 1].sum())
+        return self._entropies(s, np.zeros(self.layout.n_vars))
+
     def _plain_steps(
-        self, s: CpuState[ArraysT], motion: Motion, tol: float, entropy: float,
-        energies: Doubles, changes: Doubles,
+        self, s: CpuState, motion: Motion, tol: float, entropy: float, energies: Doubles,
+        changes: Doubles,
     ) -> tuple[int, float, float]:  # fmt: skip
         """One call an iteration: returns (iterations done, entropy, difference from two before)."""
         parts = np.zeros((self.n_blocks, 4))
         twice = np.inf
         for k in range(len(changes)):
             if self.lowered.extras:
-                energies[k] = self._evaluate_with(s, entropy)
-                entropy, changes[k], twice = self._move(s, motion, False, parts)
+                energies[k] = self._evaluate(s, entropy)
+                entropy, changes[k], twice = self._move(s, motion, False)
             else:
-                self._fused(s, motion, parts)
-                energy, h, changes[k], twice = self._totals(parts)
+                self._send(s)
+                loops.step_parallel(*self._fields(self.pack), s.arrays, motion, s.phase, parts)
+                energy, h, changes[k], twice = totals(parts)
                 energies[k] = self.constant + energy - entropy
                 entropy = h
             s.phase = 1 - s.phase
@@ -297,20 +404,19 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
         return len(changes), entropy, twice
 
     def _watched_steps(
-        self, s: CpuState[ArraysT], motion: Motion, search: Search | None, tol: float, f: float,
+        self, s: CpuState, motion: Motion, search: Search | None, tol: float, f: float,
         entropy: float, energies: Doubles, changes: Doubles,
     ) -> tuple[int, float, float, float]:  # fmt: skip
         """One update at a time, made again from where it began if F rose: with a smaller step
         (each trial costs a gradient), or with the certified one. Also returns F."""
-        parts = np.zeros((self.n_blocks, 4))
         twice = np.inf
         for k in range(len(changes)):
             energies[k] = f
             bound = f + motion.slack * (1.0 + abs(f))
             for trial, redo, last in self._trials(s, motion, search):
-                entropy, changes[k], twice = self._move(s, trial, redo, parts)
+                entropy, changes[k], twice = self._move(s, trial, redo)
                 s.phase = 1 - s.phase
-                new = self._look(s, entropy, parts)
+                new = self._evaluate(s, entropy)
                 risen = new > bound if search is None else not new <= bound  # NaN: a smaller step
                 if last or not risen:
                     break
@@ -321,7 +427,7 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
         return len(changes), entropy, twice, f
 
     def _trials(
-        self, s: CpuState[ArraysT], motion: Motion, search: Search | None
+        self, s: CpuState, motion: Motion, search: Search | None
     ) -> Iterator[tuple[Motion, bool, bool]]:
         """Ways to make an update, one after another: with which numbers, whether with the
         certified step, and whether this is the last way. Where it goes on, F has risen."""
@@ -335,55 +441,27 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
             s.size = min(search.largest, size * search.growth)  # of the next update
             step = np.full_like(motion.step, size)
             inverse = np.full_like(motion.step, 1.0 / size)
-            yield (
-                motion._replace(step=step, inverse=inverse, flat=size),
-                False,
-                size <= SMALLEST_STEP,
-            )
+            trial = motion._replace(step=step, inverse=inverse, flat=size)
+            yield trial, False, size <= SMALLEST_STEP
             self._natural(s)[:], s.arrays.g[:] = theta, g
             size *= search.shrinkage
 
-    def _totals(self, parts: Doubles) -> tuple[float, float, float, float]:
-        if len(parts) == 0:
-            return 0.0, 0.0, 0.0, 0.0
-        h = float(parts[:, 1].sum())
-        change = float(parts[:, 2].max())
-        return (
-            float(parts[:, 0].sum()),
-            h,
-            np.nan if np.isnan(h) else change,
-            float(parts[:, 3].max()),
-        )
-
-    def _move(
-        self, s: CpuState[ArraysT], motion: Motion, redo: bool, parts: Doubles
-    ) -> tuple[float, float, float]:
+    def _move(self, s: CpuState, motion: Motion, redo: bool) -> tuple[float, float, float]:
         """Update from ``g`` into the other buffer: (entropy, change, difference)."""
-        old, new = s.phase, 1 - s.phase
-        if self.lowered.extras:
-            h, change, twice = self.kernels.update_only(self.pack, s.arrays, motion, old, new, redo)
-            return float(h), np.nan if np.isnan(h) else float(change), float(twice)
-        self.kernels.update_parallel(self.pack, s.arrays, motion, old, new, redo, parts)
-        return self._totals(parts)[1:]
+        return self._moved(self.pack, s, motion, redo, one_by_one=bool(self.lowered.extras))
 
-    def _look(self, s: CpuState[ArraysT], entropy: float, parts: Doubles) -> float:
-        """F of the buffer in use, whose entropy is known; its gradient is left in ``g``."""
-        if self.lowered.extras:
-            return self._evaluate_with(s, entropy)
-        self._gradient(s, parts)
-        return self.constant + self._totals(parts)[0] - entropy
+    def _moved(
+        self, pack: BinaryPack | GeneralPack, s: CpuState, motion: Motion, redo: bool, *,
+        one_by_one: bool,
+    ) -> tuple[float, float, float]:  # fmt: skip
+        """`_move` of the variables in a pack; entropies are added up one by one, or in pairs."""
+        blocks = self.n_blocks if isinstance(pack, BinaryPack) else len(pack.block) - 1
+        parts = np.zeros((blocks, 4))
+        with thread_count(self.threads if self.parallel or not one_by_one else 1):
+            loops.move_parallel(*self._fields(pack), s.arrays, motion, s.phase, redo, parts)
+        return totals(parts, one_by_one)[1:]
 
-    def _fused(self, s: CpuState[ArraysT], motion: Motion, parts: Doubles) -> None:
-        """Gradient and update of one parallel iteration."""
-        self._gradient(s, parts)
-        old, new = s.phase, 1 - s.phase
-        self.kernels.update_parallel(self.pack, s.arrays, motion, old, new, False, parts)
-
-    @abstractmethod
-    def _gradient(self, s: CpuState[ArraysT], parts: Doubles) -> None:
-        """The gradient of the buffer in use, over threads."""
-
-    def _advance_order(self, s: CpuState[ArraysT], plan: Order, n: int, tol: float) -> Rows:
+    def _advance_order(self, s: CpuState, plan: Order, n: int, tol: float) -> Rows:
         self.need_visits(plan)
         if self.lowered.extras:
             return self._advance_by_visits(s, plan, n, tol)
@@ -405,16 +483,17 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
             order = plan.variables[None]
             if plan.shuffle is not None and n > 0:
                 order = np.stack([plan.shuffle.permutation(plan.variables) for _ in range(n)])
-            done, f = self.sweeps.sweep(
-                self.sweep_pack, self._buffer(s), self._natural(s), h, order, tol,
-                plan.inverse_temperature, False, f, energies, changes,
+            done, f = loops.sweep(
+                *self._fields(self.sweep_pack), self._buffer(s), self._natural(s), h, order, tol,
+                plan.inverse_temperature, f, energies, changes,
             )  # fmt: skip
         s.known = Known(float(h.sum()), entropies=h, carried=float(f))
         return Rows(energies[:done], changes[:done])
 
-    def _advance_by_visits(self, s: CpuState[ArraysT], plan: Order, n: int, tol: float) -> Rows:
+    def _advance_by_visits(self, s: CpuState, plan: Order, n: int, tol: float) -> Rows:
         """Sweeps where terms aren't lowered: one Python call per variable and term."""
         energies, changes = np.full(n, np.nan), np.full(n, np.nan)
+        k = -1
         for k in range(n):
             energies[k] = self._evaluate(s)
             q = self.marginals(State(s))
@@ -429,28 +508,28 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
             if not changes[k] > tol:
                 break
         s.forget()
-        return Rows(energies[: k + 1], changes[: k + 1]) if n else Rows(energies, changes)
+        return Rows(energies[: k + 1], changes[: k + 1])
 
     @cached_property
     def visiting(self) -> VisitingSweeps:
         """Sweeps of a field with terms that aren't lowered."""
         return VisitingSweeps(self.lowered, self.extras)
 
-    def _color_sweep(self, s: CpuState[ArraysT], h: Doubles, plan: Order) -> tuple[float, float]:
+    def _color_sweep(self, s: CpuState, h: Doubles, plan: Order) -> tuple[float, float]:
         assert plan.starts is not None
         delta, change = 0.0, 0.0
         for a, b in zip(plan.starts[:-1], plan.starts[1:], strict=True):
-            parts = np.zeros((-(-int(b - a) // self.sweeps.GROUP), 2))
-            self.sweeps.color_parallel(
-                self.sweep_pack, self._buffer(s), self._natural(s), h, plan.variables[a:b],
-                plan.inverse_temperature, parts,
+            parts = np.zeros((-(-int(b - a) // loops.GROUP), 2))
+            loops.sweep_color(
+                *self._fields(self.sweep_pack), self._buffer(s), self._natural(s), h,
+                plan.variables[a:b], plan.inverse_temperature, parts,
             )  # fmt: skip
             delta += float(parts[:, 0].sum())
             change = max(change, float(parts[:, 1].max(initial=0.0)))
         return delta, change
 
     def _advance_custom(self, state: State, plan: Custom, n: int, tol: float) -> Rows:
-        s: CpuState[ArraysT] = state.arrays
+        s: CpuState = state.arrays
         s.forget()
         energies, changes, period2 = [], [], np.inf
         for _ in range(n):
@@ -469,21 +548,20 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
         s.forget()
         return Rows(np.array(energies), np.array(changes), period2)
 
-    @abstractmethod
-    def _flat_gradient(self, s: CpuState[ArraysT]) -> Doubles:
-        """``g`` in the flat layout."""
+    def descend(self, labels: Floats, sweeps: int) -> Doubles:
+        self.need_sweeps()
+        state = self.start(labels)
+        s: CpuState = state.arrays
+        order = np.arange(self.layout.n_vars)[None]
+        loops.sweep(
+            *self._fields(self.sweep_pack), self._buffer(s), self._natural(s),
+            np.zeros(self.layout.n_vars), order, 0.0, np.inf, 0.0, np.zeros(sweeps),
+            np.zeros(sweeps),
+        )  # fmt: skip
+        note_compiled(self, DESCENT)
+        return self.marginals(state)
 
-    def gradient(self, q: Floats) -> Doubles:
-        state = self.start(q)
-        self._evaluate(state.arrays)
-        return self._flat_gradient(state.arrays)
-
-    def residual(self, state: State) -> tuple[float, float]:
-        s: CpuState[ArraysT] = state.arrays
-        with thread_count(self.threads):
-            self._evaluate(s)
-        q, g, unary = self.marginals(state), self._flat_gradient(s), self.lowered.unary
-        return residual_of(self.layout, q, g, unary), rounding_of(q, g, unary, self.dtype)
+    # ---- chains ----
 
     def explore(self, chains: Chains, threads: int | None = None) -> Explored:
         self.need_sweeps()
@@ -493,18 +571,39 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
         with thread_count(threads or self.threads):
             if chains.drawn.any():
                 several = bool((chains.drawn & chains.forests).any())
-                self._draw(chains, arrays, self._forests if several else self._no_forests)
+                forests = self._forests if several else self._no_forests
+                self._draw(Cooling.of(chains), arrays, forests)
             cooled = np.where(chains.drawn, 0, chains.sweeps)
-            self.chains(
+            self.marginal_chains(
                 self.sweep_pack, arrays, natural, chains.hot, chains.cold, cooled, chains.polish,
                 chains.tol, f, polished,
             )  # fmt: skip
         return Explored(self._chain_marginals(arrays), self.constant + f, chains.sweeps + polished)
 
+    def _chain_arrays(self, starts: Doubles) -> tuple[Floats, Floats]:
+        """Marginals and room for natural parameters of many chains, in the kernels' layout."""
+        return starts.astype(self.dtype), np.zeros(starts.shape, dtype=self.dtype)
+
+    def _chain_marginals(self, arrays: Floats) -> Doubles:
+        """Marginals of chains in the flat layout.  # (chains, size)"""
+        return np.array(arrays, dtype=np.float64)
+
+    def _draw(
+        self, schedule: Cooling, arrays: Floats, forests: BinaryForests | GeneralForests
+    ) -> None:
+        """Run the chains that sample labellings, which replace their starts in ``arrays``."""
+        count, n, size = len(arrays), self.layout.n_vars, self.layout.size
+        room = DrawRoom(
+            labels=np.empty((count, n), dtype=np.int32),
+            energies=np.empty((count, size)),
+            numbers=np.empty((count, 2, max(BLOCK, self.pack.widest))),
+        )
+        draw_general(*self._energies, self.pack.hard, forests, arrays, schedule, room)
+
     @cached_property
     def _forests(self) -> BinaryForests | GeneralForests:
         """Forests for chains that move by them, made when they are first needed."""
-        return self._pack_forests(FORESTS, self._in_forests())
+        return self._pack_forests(FORESTS, usable_in_forests(self.lowered))
 
     @cached_property
     def _no_forests(self) -> BinaryForests | GeneralForests:
@@ -515,48 +614,60 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
         induced_forest.warm_up()
         self._pack_forests(1, np.zeros(self.layout.n_vars, dtype=bool))
 
-    @abstractmethod
-    def _draw(
-        self, chains: Chains, arrays: Floats, forests: BinaryForests | GeneralForests
-    ) -> None:
-        """Run the chains that sample labellings, which replace their starts in ``arrays``."""
-
-    @abstractmethod
-    def _in_forests(self) -> NDArray[np.bool_]:
-        """Which variables may be in a forest."""
-
-    @abstractmethod
     def _pack_forests(
         self, count: int, usable: NDArray[np.bool_]
     ) -> BinaryForests | GeneralForests:
-        """So many induced forests of the field."""
+        """A number of induced forests of the field."""
+        return pack_general_forests(self.pack, make_forests(self._graph, usable, count))
 
-    @abstractmethod
-    def _chain_arrays(self, starts: Doubles) -> tuple[Floats, Floats]:
-        """Marginals and room for natural parameters of many chains, in the kernels' layout."""
+    @cached_property
+    def _graph(self) -> FieldGraph:
+        """Variables that interact."""
+        return graph_of(self.lowered)
 
-    @abstractmethod
-    def _chain_marginals(self, arrays: Floats) -> Doubles:
-        """Marginals of chains in the flat layout.  # (chains, size)"""
-
-    def descend(self, labels: Floats, sweeps: int) -> Doubles:
-        self.need_sweeps()
-        state = self.start(labels)
-        s: CpuState[ArraysT] = state.arrays
-        h = np.zeros(self.layout.n_vars)
-        order = np.arange(self.layout.n_vars)[None]
-        rows = np.zeros(sweeps)
-        self.sweeps.sweep(
-            self.sweep_pack, self._buffer(s), self._natural(s), h, order, 0.0, 1.0,
-            True, 0.0, rows, rows.copy(),
-        )  # fmt: skip
-        note_compiled(self, DESCENT)
-        return self.marginals(state)
+    @cached_property
+    def _energies(self) -> Energies:
+        """The field as drawn chains read it."""
+        return energies_of(self.pack)
 
 
-def inverse_of(step: Doubles, dtype: np.dtype[np.floating]) -> Floats:
-    """1 / step in a type, without a temporary array of all variables."""
-    out = np.empty(len(step), dtype=dtype)
-    for i in range(0, len(step), CHUNK):
-        out[i : i + CHUNK] = 1.0 / step[i : i + CHUNK]
-    return out
+def totals(parts: Doubles, one_by_one: bool = False) -> tuple[float, float, float, float]:
+    """Energy, entropy, change and difference from two before of all blocks, from those of each.
+
+    Args:
+        parts: Of each block.  # (n_blocks, 4)
+        one_by_one: Whether entropies are added up in order, or in pairs.
+    """
+    if len(parts) == 0:
+        return 0.0, 0.0, 0.0, 0.0
+    h = float(sum(parts[:, 1].tolist()) if one_by_one else parts[:, 1].sum())
+    change = np.nan if np.isnan(h) else float(parts[:, 2].max())
+    return float(parts[:, 0].sum()), h, change, float(parts[:, 3].max())
+
+
+def motion_of(plan: Update, trace: bool, dtype: np.dtype[np.floating]) -> Motion:
+    """An update as the kernels read it."""
+    step = plan.step.astype(dtype)
+    equal = len(step) > 0 and bool((plan.step == plan.step[0]).all())
+    inverse = step  # 1 / step
+    if not equal or plan.step[0] != 1.0:
+        inverse = np.empty(len(step), dtype=dtype)
+        for i in range(0, len(step), CHUNK):  # no temporary array of all variables
+            inverse[i : i + CHUNK] = 1.0 / plan.step[i : i + CHUNK]
+    return Motion(
+        kind=int(plan.kind),
+        moments=plan.kind.moments,
+        mean=plan.kind.averages_marginals,
+        centered=plan.kind.centered,
+        step=step,
+        inverse=inverse,
+        fallback=step if plan.fallback is None else plan.fallback.astype(dtype),
+        flat=float(plan.step[0]) if equal else 0.0,
+        gamma1=plan.gamma1,
+        gamma2=plan.gamma2,
+        epsilon=plan.epsilon,
+        adaptive=plan.adaptive,
+        beta=plan.inverse_temperature,
+        trace=trace,
+        slack=slack(0.0, dtype),
+    )

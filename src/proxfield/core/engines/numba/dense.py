@@ -49,7 +49,7 @@ class DensePack(NamedTuple):
 
 
 class LatticeArrays(NamedTuple):
-    """LatticeArrays as `advance` reads them, flat arrays; in `dense_pair`, arrays as they are.
+    """Lattices as `advance` reads them, flat arrays; for `advance_pair`, arrays as they are.
 
     Tuples may be longer than there are lattices; see `dense_views.together`.
     """
@@ -94,28 +94,6 @@ class How(NamedTuple):
     blind: bool = False  # don't look at the marginals before; the change is then +inf
     passing: bool = False  # don't store the new ones either, only splat them
     given: bool = False  # splat the old marginals, and nothing else
-
-
-@inlined
-def gather_run(
-    row: Rows, weight: NDArray[np.float32], corners: int, factor: Floats, begin: int, rows: Floats,
-    width: int, i0: int, i1: int, g: Floats,
-) -> None:  # fmt: skip
-    """Add the filtered values of pixels i0 to i1 from one lattice."""
-    for i in range(i0, i1):
-        at = (i - i0) * width
-        gather_row(g, at, rows, width, row, weight, i * corners, corners, begin, factor[i])
-
-
-@inlined
-def splat_run(
-    row: Rows, weight: NDArray[np.float32], corners: int, factor: Floats, begin: int, rows: Floats,
-    width: int, i0: int, i1: int, e: Floats,
-) -> None:  # fmt: skip
-    """Spread pixels i0 to i1 over one lattice."""
-    for i in range(i0, i1):
-        at = (i - i0) * width
-        scatter_row(rows, e, at, width, row, weight, i * corners, corners, begin, factor[i])
 
 
 @inlined
@@ -295,10 +273,13 @@ def advance(
             for k in range(0, (i1 - i0) * width, LANES):
                 clear(g, k)
             for t in range(0 if given else len(corners)):
-                gather_run(
-                    row[t], weight[t], corners[t], factor_out[t], chunk[t][c], rows[t], width,
-                    i0, i1, g,
-                )  # fmt: skip
+                near, near_weight, outward, seen = row[t], weight[t], factor_out[t], rows[t]
+                first_row, count = chunk[t][c], corners[t]
+                for i in range(i0, i1):
+                    gather_row(
+                        g, (i - i0) * width, seen, width, near, near_weight, i * count, count,
+                        first_row, outward[i],
+                    )  # fmt: skip
             if own is not None:
                 take_own(own, labels, old, width, i0, i1, g)
             if trace:
@@ -347,17 +328,20 @@ def advance(
                         peak[LANES + l] = 0.0
             begin = np.int64(0)
             for t in range(len(corners)):
-                splat_run(
-                    row[t], weight[t], corners[t], factor_in[t], begin, fresh, width, i0, i1, e
-                )
+                near, near_weight, inward, count = row[t], weight[t], factor_in[t], corners[t]
+                for i in range(i0, i1):
+                    scatter_row(
+                        fresh, e, (i - i0) * width, width, near, near_weight, i * count, count,
+                        begin, inward[i],
+                    )  # fmt: skip
                 begin += chunk[t][c + 1] - chunk[t][c]
         begin = np.int64(0)
         for t in range(0 if look else len(corners)):
             target = rows[t]
-            to, count = chunk[t][c] * width, (chunk[t][c + 1] - chunk[t][c]) * width
-            for k in range(0, count, LANES):
+            to, numbers = chunk[t][c] * width, (chunk[t][c + 1] - chunk[t][c]) * width
+            for k in range(0, numbers, LANES):
                 put_scaled(target, to + k, fresh, begin + k, 1.0)
-            begin += count
+            begin += numbers
         if flat != 0.0:
             for l in range(LANES):
                 change = max(change, np.float64(peak[l]) / flat)

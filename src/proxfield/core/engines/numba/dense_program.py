@@ -7,6 +7,7 @@ over the lattice; their gradient is never stored. Other terms are iterated throu
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeGuard
@@ -14,17 +15,16 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.core.common.arrays import Floats, Ints
+from proxfield.core.common.arrays import Array, Floats, Ints
 from proxfield.core.compiled.jit import thread_count
 from proxfield.core.compiled.simd import padded
 from proxfield.core.engines.base import Rows, State
-from proxfield.core.engines.numba import dense, dense_pair, general
+from proxfield.core.engines.numba import dense, dense_views
+from proxfield.core.engines.numba.cpu import CpuProgram, CpuState, Known, totals
 from proxfield.core.engines.numba.dense import Damping, DenseArrays, DensePack, How, Own
 from proxfield.core.engines.numba.dense_views import Views, together
 from proxfield.core.engines.numba.general import GeneralArrays, GeneralPack
 from proxfield.core.engines.numba.kinds import Motion
-from proxfield.core.engines.numba.programs import GeneralProgram, GeneralState
-from proxfield.core.engines.numba.state import CpuState, Known
 from proxfield.core.engines.numba.terms import Plain, on_cpu
 from proxfield.core.engines.plan import Plan, Update
 from proxfield.core.engines.reference import TINY
@@ -55,7 +55,7 @@ def on_lattice(term: Term) -> TypeGuard[Gaussian]:
     return implementation(term, "cpu") is Views
 
 
-class DenseProgram(GeneralProgram):
+class DenseProgram(CpuProgram):
     """See the module."""
 
     sums_in_double = True
@@ -93,9 +93,9 @@ class DenseProgram(GeneralProgram):
             )
         if self.tail:
             self.tail_pack = self._general_pack(self.n)
-        self._warm: set[tuple[Any, ...]] = set()  # plans like these have run
-        self._shown: GeneralState | None = None  # whose marginals the rows show …
-        self._stage = ""  # … and whether they are "splatted" or "blurred"
+        self._warm: set[tuple[Hashable, ...]] = set()  # plans like these have run
+        self._shown: CpuState | None = None  # whose marginals the rows show
+        self._blurred = False  # or are they as splatted?
 
     @cached_property
     def pack(self) -> GeneralPack:  # type: ignore[override]
@@ -113,7 +113,7 @@ class DenseProgram(GeneralProgram):
             agree_row=none, agree_column=none.astype(np.int32), agree_weight=nothing,
             table_row=none, table_column=none.astype(np.int32), table_start=none, table=nothing,
             factor_slot=none, slot_variable=none, slot_message=none, factor_start=none,
-            slot_row=none, slot_list=none, slot_factor=none, scratch=1, hard=False,
+            slot_row=none, slot_list=none, slot_factor=none, scratch=1, widest=1, hard=False,
         )  # fmt: skip
 
     @cached_property
@@ -129,7 +129,7 @@ class DenseProgram(GeneralProgram):
         one = np.array(q, dtype=self.dtype)[None]
         return self.take(one)
 
-    def take(self, q: NDArray[Any]) -> State:
+    def take(self, q: Floats) -> State:
         """A state that works in this array of marginals itself.  # (1, size)"""
         none = np.zeros(0, dtype=self.dtype)
         arrays = GeneralArrays(q, none, none, none, none, none, none, none)
@@ -138,7 +138,7 @@ class DenseProgram(GeneralProgram):
             pending = bool((q[0][np.isinf(self.lowered.unary)] > TINY).any())
         return State(CpuState(arrays, pending=pending))
 
-    def _need(self, s: GeneralState, *names: str) -> None:
+    def _need(self, s: CpuState, *names: str) -> None:
         """Make room for arrays that a rule uses."""
         size = self.layout.size
         for name in names:
@@ -151,32 +151,33 @@ class DenseProgram(GeneralProgram):
             s.arrays = s.arrays._replace(**{name: fresh})
 
     @staticmethod
-    def _two_buffers(s: GeneralState) -> None:
+    def _two_buffers(s: CpuState) -> None:
         if len(s.arrays.q) == 1:
             s.arrays = s.arrays._replace(q=np.concatenate([s.arrays.q, s.arrays.q]))
 
-    def _buffer(self, s: GeneralState) -> Any:
-        return s.arrays.q[min(s.phase, len(s.arrays.q) - 1)]
+    def _buffer(self, s: CpuState) -> Floats:
+        buffer: Floats = s.arrays.q[min(s.phase, len(s.arrays.q) - 1)]
+        return buffer
 
-    def marginals(self, state: State) -> NDArray[Any]:
+    def marginals(self, state: State) -> NDArray[Any]:  # of the program's type
         return np.array(self._buffer(state.arrays))
 
-    def view(self, state: State) -> NDArray[Any]:
+    def view(self, state: State) -> Floats:
         return np.asarray(self._buffer(state.arrays))
 
-    def _set(self, s: GeneralState, theta: Floats) -> None:
+    def _set(self, s: CpuState, theta: Floats) -> None:
         self._need(s, "theta")
         super()._set(s, theta)
         self._shown = None
 
-    def _theta(self, s: GeneralState) -> NDArray[np.float64]:
+    def _theta(self, s: CpuState) -> NDArray[np.float64]:
         self._need(s, "theta")
         return super()._theta(s)
 
     # ---- seeing ----
 
-    def _show(self, s: GeneralState, stage: str) -> None:
-        """Bring the rows to where they show the state's marginals, splatted or blurred."""
+    def _show(self, s: CpuState) -> None:
+        """Bring the rows to where they show the state's marginals, blurred."""
         if self._shown is not s:
             q = self._buffer(s)
             for view in self.views:
@@ -185,12 +186,12 @@ class DenseProgram(GeneralProgram):
                     view.rows = np.empty(shape, dtype=self.dtype)
             none = np.zeros(0, dtype=self.dtype)
             self._run(DenseArrays(q, q, none, none, none, none), None, How(given=True), none)
-            self._shown, self._stage = s, "splatted"
-        if stage == "blurred" and self._stage == "splatted":
+            self._shown, self._blurred = s, False
+        if not self._blurred:
             self.views.blur()
-            self._stage = "blurred"
+            self._blurred = True
 
-    def _others(self, s: GeneralState, trace: bool) -> tuple[NDArray[Any], float]:
+    def _others(self, s: CpuState, trace: bool) -> tuple[Floats, float]:
         """Gradient of terms without a lattice (empty if there are none), and their energy."""
         if not self.others:
             return np.zeros(0, dtype=self.dtype), 0.0
@@ -212,20 +213,20 @@ class DenseProgram(GeneralProgram):
             before = after
         return shift, total
 
-    def _tail_energy(self, q: NDArray[Any]) -> float:
+    def _tail_energy(self, q: Floats) -> float:
         if self.tail == 0:
             return 0.0
         p, u = q[self.end :].astype(np.float64), self.dense_pack.unary[self.end :]
         return float((p[p > 0] * u[p > 0]).sum())
 
-    def _evaluate(self, s: GeneralState, gradient: bool = True) -> float:
+    def _evaluate(self, s: CpuState, entropy: float | None = None, gradient: bool = True) -> float:
         if gradient:
             self._need(s, "g")
         q = self._buffer(s)
         none = np.zeros(0, dtype=self.dtype)
         g = s.arrays.g if gradient else none
         with thread_count(self.threads):
-            self._show(s, "blurred")
+            self._show(s)
             arrays = DenseArrays(q, q, none, none, none, none)
             parts = self._run(arrays, None, How(trace=True, look=True), g)
             shift, other = self._others(s, True)
@@ -250,7 +251,8 @@ class DenseProgram(GeneralProgram):
             s.known.f = self._evaluate(s, gradient=False)
         return s.known.f
 
-    def _pack_unary(self, energies: Floats, at: Ints | None) -> None:
+    def set_unary(self, energies: Array, at: Ints | None = None) -> None:
+        self.version += 1
         self._write_unary(energies, at)
         unary = self.lowered.unary.astype(self.dtype, copy=False)
         self.dense_pack = self.dense_pack._replace(unary=unary)
@@ -263,9 +265,7 @@ class DenseProgram(GeneralProgram):
             self._shown = None
         return rows
 
-    def _advance_update(
-        self, s: GeneralState, plan: Update, n: int, tol: float, trace: bool
-    ) -> Rows:
+    def _advance_update(self, s: CpuState, plan: Update, n: int, tol: float, trace: bool) -> Rows:
         if plan.watches:
             self._need(s, "theta", "g", "theta_before", "g_before")
             self._two_buffers(s)
@@ -303,13 +303,13 @@ class DenseProgram(GeneralProgram):
         return Rows(energies[:done], changes[:done], twice)
 
     def _step(
-        self, s: GeneralState, motion: Motion, blind: bool, passing: bool
+        self, s: CpuState, motion: Motion, blind: bool, passing: bool
     ) -> tuple[float, float, float, float]:
         """One iteration: energy before, entropy after, change, difference from two before.
 
         blind: nobody asks for the change; passing: nor for the marginals, only for their splat.
         """
-        self._show(s, "blurred")
+        self._show(s)
         shift, energy = self._others(s, motion.trace)
         old = self._buffer(s)
         two = len(s.arrays.q) > 1
@@ -321,8 +321,8 @@ class DenseProgram(GeneralProgram):
         how = How(motion.trace, motion.mean, motion.flat, False, blind, passing)
         arrays = DenseArrays(old, new, a.theta, a.u, a.v, shift)
         parts = self._run(arrays, None if plain else motion, how, shift[:0])
-        self._stage = "splatted"
-        e, h, change, twice = self._totals(parts)
+        self._blurred = False
+        e, h, change, twice = totals(parts)
         if self.tail:
             moved = self._move_tail(s, motion, shift, old, new)
             h, change, twice = h + moved[0], max(change, moved[1]), max(twice, moved[2])
@@ -331,7 +331,7 @@ class DenseProgram(GeneralProgram):
         return e + energy, h, change, twice if two else np.inf
 
     def _run(
-        self, arrays: DenseArrays, motion: Motion | None, how: How, gradient: NDArray[Any]
+        self, arrays: DenseArrays, motion: Motion | None, how: How, gradient: Floats
     ) -> NDArray[np.float64]:
         """`dense.advance` on rows that are blurred; returns its parts."""
         parts = np.zeros((self.n_blocks, 4))
@@ -351,12 +351,12 @@ class DenseProgram(GeneralProgram):
         potts = all(v.table.shape == (1, 1) for v in self.views)
         return potts and not self.lowered.forbids
 
-    def _pair_steps(self, s: GeneralState, n: int, tol: float) -> Rows:
+    def _pair_steps(self, s: CpuState, n: int, tol: float) -> Rows:
         """Full steps of a field with two labels; the rows of `_show` are left behind."""
         q, changes, done = self._buffer(s), np.full(n, np.nan), 0
         rows = [np.empty(v.filter.n_rows, dtype=self.dtype) for v in self.views]
         up = np.empty(self.n, dtype=self.dtype)
-        dense_pair.spins(q, up)
+        dense_views.spins(q, up)
         for view, target in zip(self.views, rows, strict=True):
             lattice.splat_one(view.filter.points, up * view.factor_in, target)
         del up
@@ -365,7 +365,7 @@ class DenseProgram(GeneralProgram):
         parts = np.zeros(self.n_blocks)
         for done in range(1, n + 1):
             self.views.blur_one(rows, spare)
-            dense_pair.advance_pair(
+            dense_views.advance_pair(
                 self.dense_pack.unary, q, self.views.chunks, self.views.lattices(rows),
                 together(fresh), tol < 0, tol < 0 and done < n, parts,
             )  # fmt: skip
@@ -377,7 +377,7 @@ class DenseProgram(GeneralProgram):
         return Rows(np.full(done, np.nan), changes[:done])
 
     def _move_tail(
-        self, s: GeneralState, motion: Motion, shift: NDArray[Any], old: Any, new: Any
+        self, s: CpuState, motion: Motion, shift: Floats, old: Floats, new: Floats
     ) -> tuple[float, float, float]:
         """Move the variables after the pixels; ``shift`` holds their gradient but for the unary."""
         g = shift if len(shift) else np.zeros(self.layout.size, dtype=self.dtype)
@@ -388,24 +388,16 @@ class DenseProgram(GeneralProgram):
             inverse=motion.inverse[self.n :],
             fallback=motion.fallback[self.n :],
         )
-        phase = s.phase if len(s.arrays.q) > 1 else 0
-        h, change, twice = general.update_only(self.tail_pack, arrays, own, phase, 1 - phase, False)
+        there = CpuState(arrays, phase=s.phase if len(s.arrays.q) > 1 else 0)
+        moved = self._moved(self.tail_pack, there, own, False, one_by_one=True)
         if old is new:
             old[self.end :] = arrays.q[1, self.end :]
-        return float(h), np.nan if np.isnan(h) else float(change), float(twice)
+        return moved
 
-    def _move(
-        self, s: GeneralState, motion: Motion, redo: bool, parts: NDArray[np.float64]
-    ) -> tuple[float, float, float]:
+    def _move(self, s: CpuState, motion: Motion, redo: bool) -> tuple[float, float, float]:
         """For the adaptive rule: update from the gradient in ``g`` into the other buffer."""
-        blocks = np.zeros((len(self.pack.block) - 1, 4))
-        general.update_parallel(self.pack, s.arrays, motion, s.phase, 1 - s.phase, redo, blocks)
         self._shown = None
-        return self._totals(blocks)[1:]
-
-    def _look(self, s: GeneralState, entropy: float, parts: NDArray[np.float64]) -> float:
-        self._shown = None
-        return self._evaluate(s)
+        return self._moved(self.pack, s, motion, redo, one_by_one=False)
 
     @property
     def parallel(self) -> bool:

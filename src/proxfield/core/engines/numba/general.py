@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.core.common.arrays import Doubles, Floats, Ints
-from proxfield.core.compiled.jit import inlined, kernel, parallel_kernel
+from proxfield.core.compiled.jit import inlined, kernel, merged
 from proxfield.core.compiled.math import exp_negative
 from proxfield.core.engines.numba.kinds import Motion, move_variable
 
@@ -43,6 +42,7 @@ class GeneralPack(NamedTuple):
     slot_list: Ints
     slot_factor: Ints  # (n_slots,)
     scratch: int  # maximum number of entries that a contraction leaves
+    widest: int  # largest number of labels of a variable
     hard: bool  # do tables hold +inf?
 
 
@@ -211,7 +211,7 @@ def pairwise_into(pack: GeneralPack, q: Floats, i: int, out: Floats) -> None:
                 out[l] += total
 
 
-@inlined
+@merged
 def gradient_block(
     pack: GeneralPack, q: Floats, message: Floats, g: Floats, i0: int, i1: int
 ) -> float:
@@ -276,7 +276,7 @@ def softmax_into(theta: Floats, e: Floats) -> tuple[float, float]:
     return total, np.log(total) + weighted / total
 
 
-@inlined
+@merged
 def update_block(
     pack: GeneralPack, motion: Motion, st: GeneralArrays, old: Floats, new: Floats,
     i0: int, i1: int, redo: bool,
@@ -323,149 +323,71 @@ def update_block(
     return entropy, change, twice
 
 
-@kernel
-def run(
-    pack: GeneralPack,
-    st: GeneralArrays,
-    motion: Motion,
-    n_iters: int,
-    tol: float,
-    phase: int,
-    entropy: float,
-    constant: float,
-    f_out: Doubles,
-    change_out: Doubles,
-    f: float,
-) -> tuple[int, int, float, float, float]:
-    """Many iterations in one call; the same contract as the binary kernel's ``run``."""
-    n_blocks = len(pack.block) - 1
-    n_factors = len(pack.factor_start)
-    scratch = np.empty(pack.scratch, dtype=pack.table.dtype)
-    twice = np.inf
-    for it in range(n_iters):
-        old, new = st.q[phase], st.q[1 - phase]
-        energy, h, change, twice = 0.0, 0.0, 0.0, 0.0
-        if motion.adaptive:
-            f_out[it] = f
-            for redo in (False, True):
-                energy, h, change, twice = 0.0, 0.0, 0.0, 0.0
-                for b in range(n_blocks):
-                    i0, i1 = pack.block[b], pack.block[b + 1]
-                    hb, cb, tb = update_block(pack, motion, st, old, new, i0, i1, redo)
-                    h += hb
-                    change = max(change, cb)
-                    twice = max(twice, tb)
-                for k in range(n_factors):
-                    messages_of(pack, new, st.message, k, scratch)
-                for b in range(n_blocks):
-                    i0, i1 = pack.block[b], pack.block[b + 1]
-                    energy += gradient_block(pack, new, st.message, st.g, i0, i1)
-                if not constant + energy - h > f + motion.slack * (1.0 + abs(f)):
-                    break  # F did not rise; otherwise again with the certified step
-            f = constant + energy - h
-        else:
-            for k in range(n_factors):
-                messages_of(pack, old, st.message, k, scratch)
-            for b in range(n_blocks):
-                i0, i1 = pack.block[b], pack.block[b + 1]
-                energy += gradient_block(pack, old, st.message, st.g, i0, i1)
-                hb, cb, tb = update_block(pack, motion, st, old, new, i0, i1, False)
-                h += hb
-                change = max(change, cb)
-                twice = max(twice, tb)
-            f_out[it] = constant + energy - entropy
-        change = change if h == h else np.nan
-        change_out[it] = change
-        entropy = h
-        phase = 1 - phase
-        if not change > tol:  # NaN ends it too
-            return it + 1, phase, entropy, twice, f
-    return n_iters, phase, entropy, twice, f
+@merged
+def target_of(pack: GeneralPack, q: Floats, i: int, g: Doubles, scratch: Floats) -> None:
+    """The gradient of one variable, into the first entries of ``g`` (the next hold messages)."""
+    o, end = pack.offset[i], pack.offset[i + 1]
+    c = end - o
+    out, message = g[:c], g[c : 2 * c]
+    for l in range(c):
+        out[l] = pack.unary[o + l]
+    pairwise_into(pack, q, i, out)
+    for k in range(pack.slot_row[i], pack.slot_row[i + 1]):
+        s = pack.slot_list[k]
+        f = pack.slot_factor[s]
+        contract(pack, q, f, s - pack.factor_slot[f], scratch, message)
+        for l in range(c):
+            out[l] += message[l]
 
 
 @kernel
-def evaluate(pack: GeneralPack, st: GeneralArrays, phase: int) -> tuple[float, float]:
-    """Gradient into ``g``; returns (energy without the constant, entropy) of the buffer in use."""
-    scratch = np.empty(pack.scratch, dtype=pack.table.dtype)
-    q = st.q[phase]
-    for f in range(len(pack.factor_start)):
-        messages_of(pack, q, st.message, f, scratch)
-    energy, entropy = 0.0, 0.0
-    for b in range(len(pack.block) - 1):
-        energy += gradient_block(pack, q, st.message, st.g, pack.block[b], pack.block[b + 1])
-        entropy += entropy_of(q[pack.offset[pack.block[b]] : pack.offset[pack.block[b + 1]]])
-    return energy, entropy
+def gradient_of(pack: GeneralPack, q: Floats, i: int, g: Doubles, scratch: Floats) -> None:
+    """`target_of`, to be called from Python."""
+    target_of(pack, q, i, g, scratch)
 
 
-@kernel
-def energy_only(pack: GeneralPack, st: GeneralArrays, phase: int) -> float:
-    """Gradient into ``g``; returns the energy, where the entropy is known."""
-    scratch = np.empty(pack.scratch, dtype=pack.table.dtype)
-    q = st.q[phase]
-    for f in range(len(pack.factor_start)):
-        messages_of(pack, q, st.message, f, scratch)
-    energy = 0.0
-    for b in range(len(pack.block) - 1):
-        energy += gradient_block(pack, q, st.message, st.g, pack.block[b], pack.block[b + 1])
-    return energy
-
-
-@kernel
-def update_only(
-    pack: GeneralPack, st: GeneralArrays, motion: Motion, old: int, new: int, redo: bool
-) -> tuple[float, float, float]:
-    """An update from the gradient in ``g``, for fields with extra terms."""
-    h, change, twice = 0.0, 0.0, 0.0
-    for b in range(len(pack.block) - 1):
-        hb, cb, tb = update_block(
-            pack, motion, st, st.q[old], st.q[new], pack.block[b], pack.block[b + 1], redo
-        )
-        h += hb
-        change = max(change, cb)
-        twice = max(twice, tb)
-    return h, change, twice
-
-
-@parallel_kernel
-def messages_parallel(pack: GeneralPack, st: GeneralArrays, phase: int) -> None:
-    """All messages, factors over threads."""
-    n = len(pack.factor_start)
-    chunks = (n + 255) // 256
-    for b in numba.prange(chunks):
-        scratch = np.empty(pack.scratch, dtype=pack.table.dtype)
-        for f in range(b * 256, min(n, b * 256 + 256)):
-            messages_of(pack, st.q[phase], st.message, f, scratch)
-
-
-@parallel_kernel
-def gradient_parallel(pack: GeneralPack, st: GeneralArrays, phase: int, parts: Doubles) -> None:
-    """The gradient, blocks over threads.  # parts: (n_blocks, 4)"""
-    for b in numba.prange(len(parts)):
-        parts[b, 0] = gradient_block(
-            pack, st.q[phase], st.message, st.g, pack.block[b], pack.block[b + 1]
-        )
-
-
-@parallel_kernel
-def entropy_parallel(pack: GeneralPack, st: GeneralArrays, phase: int, parts: Doubles) -> None:
-    """Entropies of blocks of variables.  # parts: (n_blocks, 4), column 1"""
-    for b in numba.prange(len(parts)):
-        h = 0.0
-        for i in range(pack.block[b], pack.block[b + 1]):
-            h += entropy_of(st.q[phase, pack.offset[i] : pack.offset[i + 1]])
-        parts[b, 1] = h
-
-
-@parallel_kernel
-def update_parallel(
-    pack: GeneralPack, st: GeneralArrays, motion: Motion, old: int, new: int, redo: bool,
-    parts: Doubles,
-) -> None:  # fmt: skip
-    """The update, blocks over threads."""
-    for b in numba.prange(len(parts)):
-        h, c, t = update_block(
-            pack, motion, st, st.q[old], st.q[new], pack.block[b], pack.block[b + 1], redo
-        )
-        parts[b, 1] = h
-        parts[b, 2] = c
-        parts[b, 3] = t
+@merged
+def visit(
+    pack: GeneralPack, q: Floats, theta: Floats, h: Doubles, i: int, beta: float, g: Doubles,
+    scratch: Floats,
+) -> tuple[float, float]:  # fmt: skip
+    """Minimize E − H/β (E if β = ∞) over one variable; returns (change of F, of q)."""
+    o, end = pack.offset[i], pack.offset[i + 1]
+    c = end - o
+    mine, out, message = q[o:end], g[:c], g[c : 2 * c]
+    target_of(pack, q, i, g, scratch)
+    local, best = 0.0, 0
+    for l in range(c):
+        if mine[l] > 0.0:
+            local += mine[l] * out[l]
+        if out[l] < out[best]:
+            best = l
+    if out[best] == np.inf:
+        return 0.0, 0.0
+    moved = 0.0
+    if beta == np.inf:
+        for l in range(c):  # an equally good label that is held stays
+            if mine[l] == 1.0 and out[l] <= out[best]:
+                best = l
+        for l in range(c):
+            value = 1.0 if l == best else 0.0
+            moved = max(moved, abs(value - mine[l]))
+            mine[l] = value
+        return out[best] - local, moved
+    low = out[best]
+    total, new_h, new_local = 0.0, 0.0, 0.0
+    for l in range(c):
+        theta[o + l] = beta * (out[l] - low)
+        message[l] = exp_negative(beta * (low - out[l]))
+        total += message[l]
+    for l in range(c):
+        value = message[l] / total
+        if value > 0.0:  # −log q = θ + log Σ exp(−θ)
+            new_h += value * theta[o + l]
+            new_local += value * out[l]
+        moved = max(moved, abs(value - mine[l]))
+        mine[l] = value
+    new_h += np.log(total)
+    delta = (new_local - new_h) - (local - h[i])
+    h[i] = new_h
+    return delta, moved

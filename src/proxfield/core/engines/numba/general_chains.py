@@ -1,7 +1,7 @@
 """Compiled chains that sample labellings of any field.
 
 One variable at a time: a chain keeps the energy that every label of every variable has by unary
-and pairwise energies, and updates those of the neighbors when a label changes. PairTables over more
+and pairwise energies, and updates those of the neighbors when a label changes. Tables over more
 variables are read at each visit; where configurations are forbidden, everything is. A visit
 computes exponentials only where its random number leaves a change possible.
 
@@ -21,14 +21,14 @@ from numpy.typing import NDArray
 from proxfield.core.common.arrays import Doubles, Floats, Ints
 from proxfield.core.compiled.jit import kernel, merged, parallel_kernel
 from proxfield.core.compiled.random import uniform
-from proxfield.core.engines.numba.draws import BLOCK, Schedule, logits, logs, temperature_at
+from proxfield.core.engines.numba.chains import BLOCK, Cooling, logits, logs, temperature_at
 from proxfield.core.engines.numba.general import GeneralPack
 from proxfield.core.engines.numba.general_moves import (
     Agreements,
+    EdgeTables,
     Labels,
     Larger,
     Marks,
-    PairTables,
     add_agreements,
     add_column,
     add_larger,
@@ -57,7 +57,7 @@ class GeneralForests(NamedTuple):
     rest: NDArray[np.int32]  # variables to be visited one by one
 
 
-class ChainRoom(NamedTuple):
+class DrawRoom(NamedTuple):
     """What `draw_general` works in; overwritten."""
 
     labels: Labels  # (chains, n)
@@ -72,31 +72,29 @@ def pack_general_forests(pack: GeneralPack, forests: Forests) -> GeneralForests:
     for k, (begin, end) in enumerate(pairwise(start)):
         marks[node[begin:end]] |= np.uint8(1 << k)
     agree, table_row = np.zeros(len(node)), np.zeros(len(node) + 1, dtype=np.int64)
-    rows = pack.agree_row, pack.agree_column, pack.agree_weight
-    tables = pack.table_row, pack.table_column, pack.table_start
-    edge_energies(*rows, *tables, node, above, agree, table_row, table_row[:0])
+    edge_energies(pack, node, above, agree, table_row, table_row[:0])
     table_start = np.zeros(int(table_row[-1]), dtype=np.int64)
-    edge_energies(*rows, *tables, node, above, agree, table_row, table_start)
+    edge_energies(pack, node, above, agree, table_row, table_start)
     return GeneralForests(start, node, above, agree, table_row, table_start, marks, rest)
 
 
 @kernel
 def edge_energies(
-    row: Ints, column: NDArray[np.int32], weight: Floats, tables: Ints, others: NDArray[np.int32],
-    starts: Ints, node: Labels, above: Labels, agree: Doubles, table_row: Ints, table_start: Ints,
+    pack: GeneralPack, node: Labels, above: Labels, agree: Doubles, table_row: Ints,
+    table_start: Ints,
 ) -> None:  # fmt: skip
     """Energies between variables and their parents; counts tables where there is room for none."""
     last = 0
     for k in range(len(node)):
         i = node[k]
         agree[k] = 0.0
-        for e in range(row[i], row[i + 1]):
-            if column[e] == above[k]:
-                agree[k] += weight[e]
-        for e in range(tables[i], tables[i + 1]):
-            if others[e] == above[k]:
+        for e in range(pack.agree_row[i], pack.agree_row[i + 1]):
+            if pack.agree_column[e] == above[k]:
+                agree[k] += pack.agree_weight[e]
+        for e in range(pack.table_row[i], pack.table_row[i + 1]):
+            if pack.table_column[e] == above[k]:
                 if len(table_start) > 0:
-                    table_start[last] = starts[e]
+                    table_start[last] = pack.table_start[e]
                 last += 1
         table_row[k + 1] = last
 
@@ -126,7 +124,7 @@ def begin_chain(offset: Ints, unary: Floats, q: Floats, seed: np.uint64, label: 
 
 @merged
 def local_into(
-    offset: Ints, unary: Floats, agree: Agreements | None, tables: PairTables | None, label: Labels,
+    offset: Ints, unary: Floats, agree: Agreements | None, tables: EdgeTables | None, label: Labels,
     marks: Marks, mark: int, i: int, out: Doubles,
 ) -> None:  # fmt: skip
     """Energies of a variable's labels, without larger tables and neighbors that have the mark."""
@@ -140,7 +138,7 @@ def local_into(
 
 @merged
 def send_message(
-    tables: PairTables | None, forests: GeneralForests, k: int, heat: float, mine: Doubles,
+    tables: EdgeTables | None, forests: GeneralForests, k: int, heat: float, mine: Doubles,
     theirs: Doubles, out: Doubles,
 ) -> None:  # fmt: skip
     """Sum out a variable of a forest: add what is left to its parent's energies."""
@@ -157,7 +155,7 @@ def send_message(
 
 @merged
 def edge_into(
-    tables: PairTables | None,
+    tables: EdgeTables | None,
     forests: GeneralForests,
     k: int,
     theirs: int,
@@ -174,9 +172,9 @@ def edge_into(
 
 @parallel_kernel
 def draw_general(
-    offset: Ints, unary: Floats, agree: Agreements | None, tables: PairTables | None,
-    larger: Larger | None, hard: bool, forests: GeneralForests, q: Floats, schedule: Schedule,
-    room: ChainRoom,
+    offset: Ints, unary: Floats, agree: Agreements | None, tables: EdgeTables | None,
+    larger: Larger | None, hard: bool, forests: GeneralForests, q: Floats, schedule: Cooling,
+    room: DrawRoom,
 ) -> None:  # fmt: skip
     """Run all chains that are drawn; ``q`` becomes their labelling.  # (chains, size)
 

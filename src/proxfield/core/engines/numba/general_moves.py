@@ -28,7 +28,7 @@ class Agreements(NamedTuple):
     weight: Floats
 
 
-class PairTables(NamedTuple):
+class EdgeTables(NamedTuple):
     """Pairwise tables, as in `GeneralPack`."""
 
     row: Ints
@@ -38,7 +38,7 @@ class PairTables(NamedTuple):
 
 
 class Larger(NamedTuple):
-    """PairTables over three or more variables, as in `GeneralPack`."""
+    """Tables over three or more variables, as in `GeneralPack`."""
 
     row: Ints  # slots by variable
     slots: Ints
@@ -55,14 +55,14 @@ class Energies(NamedTuple):
     offset: Ints
     unary: Floats
     agree: Agreements | None
-    tables: PairTables | None
+    tables: EdgeTables | None
     larger: Larger | None
 
 
 def energies_of(pack: GeneralPack) -> Energies:
     """The parts of a packed field that it has."""
     agree = Agreements(pack.agree_row, pack.agree_column, pack.agree_weight)
-    tables = PairTables(pack.table_row, pack.table_column, pack.table_start, pack.table)
+    tables = EdgeTables(pack.table_row, pack.table_column, pack.table_start, pack.table)
     larger = Larger(
         pack.slot_row, pack.slot_list, pack.slot_factor, pack.factor_slot, pack.slot_variable,
         pack.factor_start, pack.table,
@@ -95,7 +95,7 @@ def add_agreements(
 
 @merged
 def add_tables(
-    tables: PairTables, offset: Ints, label: Labels, forest: Marks, mark: int, i: int, out: Doubles
+    tables: EdgeTables, offset: Ints, label: Labels, forest: Marks, mark: int, i: int, out: Doubles
 ) -> None:
     """Add energies of a variable's labels by pairwise tables, without neighbors with the mark."""
     for e in range(tables.row[i], tables.row[i + 1]):
@@ -148,7 +148,7 @@ def change_agreements(
 
 @merged
 def change_tables(
-    tables: PairTables, offset: Ints, kept: Doubles, i: int, old: int, new: int
+    tables: EdgeTables, offset: Ints, kept: Doubles, i: int, old: int, new: int
 ) -> None:
     """Update the energies of the neighbors' labels by tables, after a label has changed."""
     c = offset[i + 1] - offset[i]
@@ -195,11 +195,7 @@ def weigh(energy: Doubles, heat: float) -> float:
 def draw_label(energy: Doubles, heat: float, u: float, held: int) -> int:
     """A label with probability ∝ exp(−energy / T); the one held if all are impossible.
 
-    Args:
-        energy: Of each label; replaced by weights.
-        heat: T.
-        u: A random number in [0, 1).
-        held: The label so far.
+    ``u`` is a random number in [0, 1); energies are replaced by weights.
     """
     total = weigh(energy, heat)
     if total == 0.0:
@@ -221,13 +217,7 @@ def move_label(energy: Doubles, heat: float, u: float, held: int) -> int:
 
     w are weights ∝ exp(−energy / T), whose sum is W. That keeps their distribution, and no label is
     taken less often than by `draw_label`; with two labels, a change is made with probability
-    min(1, w_l / w_held). The label stays if all are impossible.
-
-    Args:
-        energy: Of each label; replaced by weights.
-        heat: T.
-        u: A random number in [0, 1).
-        held: The label so far.
+    min(1, w_l / w_held). The label stays if all are impossible. See `draw_label` for arguments.
     """
     total = weigh(energy, heat)
     if total == 0.0:
@@ -259,14 +249,8 @@ def soft_minimum(energy: Doubles, heat: float) -> float:
 @merged
 def agree_message(energy: Doubles, agree: float, heat: float, rest: Doubles, out: Doubles) -> None:
     """Add to ``out`` what summing out a variable gives its parent, if it matters only whether
-    they agree: −T log(Σ_{l ≠ m} exp(−e_l / T) + exp(−(e_m + w) / T)) for each label m.
-
-    Args:
-        energy: e.
-        agree: w.
-        heat: T.
-        rest: Room.
-        out: Energies of the parent's labels.
+    they agree: −T log(Σ_{l ≠ m} exp(−e_l / T) + exp(−(e_m + w) / T)) for each label m, with the
+    energies e, w = ``agree`` and T = ``heat``. ``rest`` is room.
     """
     c = len(energy)
     best = 0

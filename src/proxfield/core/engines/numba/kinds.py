@@ -80,18 +80,9 @@ def moved(
     rates: Rates, kind: int, t: float, target: float, u: Floats, v: Floats, at: int, step: float,
     mean: Means,
 ) -> float:  # fmt: skip
-    """The new θ of one entry; moments are moved on in place.
+    """The new θ of one entry, from θ, θ* and the step; moments at ``at`` are moved on in place.
 
-    Args:
-        rates: See `Rates`.
-        kind: Its kind, apart: a constant where kernels have a loop for each.
-        t: θ.
-        target: θ*.
-        u: First moments, read and written at ``at`` by kinds that have them.
-        v: Second moments, read and written at ``at`` by kinds that have them.
-        at: The entry's place among the moments.
-        step: The step.
-        mean: See `Means`.
+    The kind comes apart from the rates: it is a constant where kernels have a loop for each.
     """
     g1, g2, eps = rates
     if kind == PROXIMAL:
@@ -122,18 +113,10 @@ def move_variable(
     motion: Motion, step: float, theta: Floats, g: Floats, u: Floats, v: Floats, o: int, at: int,
     c: int,
 ) -> None:  # fmt: skip
-    """New θ of one variable by the rule.
+    """New θ of one variable with c labels by the rule.
 
-    Args:
-        motion: The rule.
-        step: The variable's step.
-        theta: θ of all variables; the variable's own entries are those from ``o`` on.
-        g: Gradients; its own are those from ``at`` on.
-        u: First moments, in the order of ``theta``; empty for kinds without.
-        v: Second moments, in the order of ``theta``; empty for kinds without.
-        o: See ``theta``.
-        at: See ``g``.
-        c: Number of labels.
+    Its entries of θ and (for kinds that have them) of both moments are those from ``o`` on, and
+    its gradient is from ``at`` on in ``g``.
     """
     beta, kind, rates = motion.beta, motion.kind, rates_of(motion)
     residuals, targets, thetas, possible = 0.0, 0.0, 0.0, 0

@@ -50,33 +50,25 @@ def pack_binary(lowered: Lowered, dtype: np.dtype[np.floating], *, rows_only: bo
     """
     n = lowered.layout.n_vars
     unary = lowered.unary.reshape(n, 2)
-    none = np.zeros((0, 2), dtype=np.int64)
-    bands = lowered.ising if isinstance(lowered.ising, BandedIsing) else None
-    weights: Floats = np.zeros(0)
-    if bands is not None and not rows_only:  # packed already
-        edges, distance = none, bands.distances
-    else:
-        edges = none if lowered.ising is None else lowered.ising.edges
-        weights = weights if lowered.ising is None else lowered.ising.weights
-        distance = grid_distances(edges, n) if bands is None else bands.distances
+    ising, edges, weights = lowered.ising, np.zeros((0, 2), dtype=np.int64), np.zeros(0)
+    bands = ising if isinstance(ising, BandedIsing) else None
+    if ising is not None and (bands is None or rows_only):
+        edges, weights = ising.edges, ising.weights
+    distance = grid_distances(edges, n) if bands is None else bands.distances
     pad = int(distance.max(initial=0))
-    if bands is not None and not rows_only:
+    distance = distance[:0] if rows_only else distance
+    if bands is not None and not rows_only:  # packed already
         diagonal = bands.padded.astype(dtype, copy=False)
-        row, column, (weight,) = compressed_rows(n, edges, [np.zeros(0, dtype=dtype)])
-    elif len(distance) == 0 or rows_only:
-        distance = distance[:0]
-        diagonal = np.zeros((0, n + 2 * pad), dtype=dtype)
-        rest = (4.0 * weights).astype(dtype)
-        row, column, (weight,) = compressed_rows(n, edges, [np.concatenate([rest, rest])])
     else:
         diagonal = np.zeros((len(distance), n + 2 * pad), dtype=dtype)
+    if len(distance):
         number = np.zeros(n, dtype=np.int64)  # of the diagonal at each distance
         number[distance] = np.arange(len(distance))
         for start in range(0, len(edges), CHUNK):
             i, j = edges[start : start + CHUNK].T
-            value = 4.0 * weights[start : start + CHUNK]
-            diagonal[number[j - i], pad + i] = value
-        row, column, (weight,) = compressed_rows(n, edges[:0], [np.zeros(0, dtype=dtype)])
+            diagonal[number[j - i], pad + i] = 4.0 * weights[start : start + CHUNK]
+        edges, weights = edges[:0], weights[:0]
+    row, column, (weight,) = compressed_rows(n, edges, [np.tile((4.0 * weights).astype(dtype), 2)])
     bias = np.zeros(n, dtype=dtype)
     clamped: list[Ints] = [np.zeros(0, dtype=np.int64)]
     for start in range(0, n, CHUNK):
@@ -118,10 +110,10 @@ def pack_general(lowered: Lowered, dtype: np.dtype[np.floating]) -> tuple[Genera
         constant -= float(lowered.ising.weights.sum())
         ends.append(lowered.ising.edges)
         agree.append(2.0 * lowered.ising.weights)
-    none = np.zeros((0, 2), dtype=np.int64)
+    none, no_pairs = np.zeros(0, dtype=np.int64), np.zeros((0, 2), dtype=np.int64)
     w = np.concatenate([np.zeros(0), *agree]).astype(dtype)
     agree_row, agree_column, (agree_weight,) = compressed_rows(
-        n, np.concatenate([none, *ends]), [np.concatenate([w, w])]
+        n, np.concatenate([no_pairs, *ends]), [np.tile(w, 2)]
     )
     pairs = [f for f in lowered.factors if f.degree == 2]
     larger = [f for f in lowered.factors if f.degree > 2]
@@ -132,14 +124,15 @@ def pack_general(lowered: Lowered, dtype: np.dtype[np.floating]) -> tuple[Genera
         starts.append(used + factor.index * int(np.prod(factor.shape)))
         tables.append(factor.tables.ravel())
         used += factor.tables.size
-    start = np.concatenate([np.zeros(0, dtype=np.int64), *starts[: len(pairs)]])
+    start = np.concatenate([none, *starts[: len(pairs)]])
+    scopes = np.concatenate([no_pairs, *(f.scopes for f in pairs)])
     table_row, table_column, (table_start,) = compressed_rows(
-        n, np.concatenate([none, *(f.scopes for f in pairs)]), [np.concatenate([start, -1 - start])]
+        n, scopes, [np.concatenate([start, -1 - start])]
     )
     arity = np.concatenate(
         [np.zeros(0, dtype=np.int64), *(np.full(len(f.scopes), f.degree) for f in larger)]
     )
-    slots = np.concatenate([np.zeros(0, dtype=np.int64), *(f.scopes.ravel() for f in larger)])
+    slots = np.concatenate([none, *(f.scopes.ravel() for f in larger)])
     lengths = layout.cardinalities[slots] if len(slots) else slots
     slot_row, by_variable = group_positions(slots, n)
     bounds = np.searchsorted(offset, np.arange(0, layout.size, BLOCK_ENTRIES))
@@ -158,11 +151,12 @@ def pack_general(lowered: Lowered, dtype: np.dtype[np.floating]) -> tuple[Genera
             factor_slot=np.concatenate([[0], np.cumsum(arity)]).astype(np.int64),
             slot_variable=slots,
             slot_message=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-            factor_start=np.concatenate([np.zeros(0, dtype=np.int64), *starts[len(pairs) :]]),
+            factor_start=np.concatenate([none, *starts[len(pairs) :]]),
             slot_row=slot_row,
             slot_list=by_variable.astype(np.int64),
             slot_factor=np.repeat(np.arange(len(arity)), arity),
             scratch=max([1, *(int(np.prod(f.shape)) // min(f.shape) for f in larger)]),
+            widest=int(layout.cardinalities.max(initial=1)),
             hard=lowered.hard,
         ),
         constant,

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from proxfield.core.common.arrays import Doubles, Floats
+from proxfield.core.common.arrays import Doubles, Floats, Ints
+from proxfield.core.engines.numba.general import gradient_of
+from proxfield.core.engines.numba.pack import pack_general
 from proxfield.core.engines.terms import implementation
-from proxfield.core.terms.base import Layout, Term
+from proxfield.core.lowering.lowered import Lowered
+from proxfield.core.terms.base import Layout, Term, Visits
 
 
 class CpuTerm(Protocol):
@@ -81,3 +85,44 @@ def on_cpu(term: Term, layout: Layout, dtype: np.dtype[np.floating]) -> CpuTerm:
         return Plain(term, layout)
     made: CpuTerm = maker(term, layout, dtype.name)
     return made
+
+
+class VisitingSweeps:
+    """Coordinate descent through each term's `Term.visits`; tables are compiled as ever.
+
+    Args:
+        lowered: The field.
+        own: The CPU implementation of each term that isn't lowered. One with a method
+            ``visits(q)`` is asked instead of the term.
+    """
+
+    def __init__(self, lowered: Lowered, own: Sequence[CpuTerm]) -> None:
+        self.lowered, self.own = lowered, own
+        self.pack, _ = pack_general(replace(lowered, extras=()), np.dtype(np.float64))
+        self.scratch = np.empty(self.pack.scratch)
+        self.room = np.empty(2 * self.pack.widest)
+
+    def sweep(self, q: Doubles, order: Ints, inverse_temperature: float) -> None:
+        """Give one variable after another the marginals that minimize F.  # q: (size,), changed"""
+        offsets = self.lowered.layout.offsets
+        visits = [self._visits(k, q) for k in range(len(self.own))]
+        for i in order.tolist():
+            first, end = offsets[i], offsets[i + 1]
+            gradient_of(self.pack, q, i, self.room, self.scratch)
+            g = self.room[: end - first].copy()
+            for term in visits:
+                g += term.gradient(i)
+            low = g.min()
+            if low == np.inf:
+                continue
+            e = np.exp(inverse_temperature * (low - g))
+            q[first:end] = e / e.sum()
+            for term in visits:
+                term.move(i, q[first:end])
+
+    def _visits(self, k: int, q: Doubles) -> Visits:
+        compiled = getattr(self.own[k], "visits", None)
+        if compiled is not None:
+            found: Visits = compiled(q)
+            return found
+        return self.lowered.extras[k].visits(self.lowered.layout, q)

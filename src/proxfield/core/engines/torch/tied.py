@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -16,8 +17,7 @@ from proxfield.core.engines.base import Rows, State
 from proxfield.core.engines.plan import Update
 from proxfield.core.engines.recorded import Factors, Recorded
 from proxfield.core.engines.torch.energy import Energy
-from proxfield.core.engines.torch.program import TorchProgram
-from proxfield.core.engines.torch.record import Recorder, pull_back
+from proxfield.core.engines.torch.program import Recorder, TorchProgram, pull_back
 from proxfield.core.lowering.lowered import lower_untouched
 from proxfield.core.terms.base import Layout
 from proxfield.core.terms.factor import Factor
@@ -63,12 +63,8 @@ class TiedEnergy:
         self.energy = Energy(self.lowered, torch.float64, where, given=terms)
         self.counts = [part.count for part, _ in self.energy.parts]
 
-    def program(self, unary: Tensor, numbers: Tensor) -> TorchProgram:
+    def program(self, kind: type[T], unary: Tensor, numbers: Tensor) -> T:
         """A program for unary energies and entries of tables.  # (1, n, labels), (entries,)"""
-        return self.made_by(TorchProgram, unary, numbers)
-
-    def made_by(self, kind: type[T], unary: Tensor, numbers: Tensor) -> T:
-        """A `program` of some class."""
         return kind(
             self.lowered, "float64", self.energy.device, unary=unary, energy=self.energy,
             weights=tuple(numbers.split(self.counts)) if self.counts else (),
@@ -104,7 +100,7 @@ class TorchUpdates(Recorded[State]):
         flat = np.bincount(tied.places, w[tied.unary], size).astype(np.float64)
         self.unary = energy.padding.pad(energy.tensor(flat)[None], np.inf)
         self.numbers = energy.tensor(w[tied.entries])
-        self.program = tied.made_by(Recorder, self.unary, self.numbers)
+        self.program = tied.program(Recorder, self.unary, self.numbers)
 
     def _plan(self, step: float) -> Update:
         return Update.damped(np.full(self.tied.lowered.layout.n_vars, step))
@@ -129,7 +125,8 @@ class TorchUpdates(Recorded[State]):
         energy = self.tied.energy
         grad = energy.padding.pad(energy.tensor(d)[None], 0.0)
         made = self.program.recording(state)
-        found, to_numbers = pull_back(self.tied.program, made, grad, self.unary, self.numbers, None)
+        make = partial(self.tied.program, TorchProgram)
+        found, to_numbers = pull_back(make, made, grad, self.unary, self.numbers, None)
         flat = energy.padding.flatten(found)[0].cpu().numpy()
         out = np.bincount(self.tied.entries, to_numbers.cpu().numpy(), self.n_entries)
         return np.asarray(

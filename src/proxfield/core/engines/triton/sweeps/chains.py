@@ -21,7 +21,7 @@ from proxfield.core.devices.tensors import Tensor
 from proxfield.core.engines.numba.general_chains import pack_general_forests
 from proxfield.core.engines.numba.pack import pack_general
 from proxfield.core.engines.plan import Chains, Explored
-from proxfield.core.engines.reference_chains import usable_in_forests
+from proxfield.core.engines.reference import usable_in_forests
 from proxfield.core.engines.triton.sweeps.forest_kernels import (
     ForestArrays,
     ForestRoom,
