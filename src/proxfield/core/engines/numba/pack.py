@@ -50,7 +50,8 @@ def pack_binary(lowered: Lowered, dtype: np.dtype[np.floating], *, rows_only: bo
     """
     n = lowered.layout.n_vars
     unary = lowered.unary.reshape(n, 2)
-    ising, edges, weights = lowered.ising, np.zeros((0, 2), dtype=np.int64), np.zeros(0)
+    ising, edges = lowered.ising, np.zeros((0, 2), dtype=np.int64)
+    weights: Floats = np.zeros(0)
     bands = ising if isinstance(ising, BandedIsing) else None
     if ising is not None and (bands is None or rows_only):
         edges, weights = ising.edges, ising.weights
