@@ -5,8 +5,9 @@
 
 Each call runs in a process of its own under `sys.setprofile`, after a first call that imports and
 compiles. A table has one row per module in the order in which it is entered, with the function that
-is called first, the module that calls it, and the layer. What a lower layer calls in a higher one
-is counted as a step back; values that are handed around (`VALUES`) have no layer.
+is called first, the module that calls it, and the layer. What a lower layer calls in a higher one,
+which can only be what it was handed, is listed; values that are handed around (`VALUES`) have no
+layer.
 """
 
 from __future__ import annotations
@@ -136,7 +137,9 @@ def table(rows: list[tuple[str, str, str]]) -> str:
     modules = [row for row in rows if row[0]]
     back = [row for row in rows if not row[0]]
     out = [
-        f"{len(modules)} modules; calls from a lower layer into a higher one: {len(back)}.",
+        f"{len(modules)} modules. Imports go downwards only (`make lint`); a lower layer calls what "
+        f"a higher one has handed to it (a callback, a program, a function) in {len(back)} places"
+        + (", listed below." if back else "."),
         "",
         "| module | called first | from | layer |",
         "|---|---|---|---|",
