@@ -15,7 +15,7 @@ from typing import Any, TypeVar, overload
 from proxfield.core.engines.registry import ENGINES
 from proxfield.core.terms.base import Term, describes
 from proxfield.core.terms.consistency import Consistency
-from proxfield.core.terms.cooccurrence import Cooccurrence
+from proxfield.core.terms.cooccurrence import Cooccurrence, LatentCooccurrence
 from proxfield.core.terms.gaussian import Gaussian
 from proxfield.errors import InputError, InputTypeError, shown
 
@@ -178,4 +178,9 @@ register(Gaussian, "cpu", "proxfield.core.engines.numba.dense_views:Views")
 register(Gaussian, "cuda", "proxfield.core.engines.triton.terms.gaussian:GaussianOnDevice")
 register(Gaussian, "torch", "proxfield.core.engines.torch.energy:AllPairs")
 register(Consistency, "cuda", "proxfield.core.engines.triton.terms.base:ConsistencyOnDevice")
-register(Cooccurrence, "cuda", "proxfield.core.engines.triton.terms.base:CooccurrenceOnDevice")
+register(
+    Cooccurrence, "cuda", "proxfield.core.engines.triton.terms.cooccurrence:CooccurrenceOnDevice"
+)
+register(
+    LatentCooccurrence, "cuda", "proxfield.core.engines.triton.terms.cooccurrence:LatentOnDevice"
+)

@@ -19,7 +19,6 @@ from proxfield.core.engines.terms import implementation
 from proxfield.core.filters.triton.segments import SegmentSum
 from proxfield.core.terms.base import Layout, Term
 from proxfield.core.terms.consistency import LOG_TINY, Consistency
-from proxfield.core.terms.cooccurrence import Cooccurrence, envelope
 
 
 class DeviceTerm(Protocol):
@@ -129,27 +128,3 @@ class ConsistencyOnDevice:
             added = self.by_variable(added)
         out[self.target] = out[self.target] + added.to(out.dtype)
         return energy
-
-
-class CooccurrenceOnDevice:
-    """`Cooccurrence` with ``latent="implicit"``: pixels on the device, classes on the host."""
-
-    capturable = False
-
-    def __init__(self, term: Cooccurrence, layout: Layout, dtype: str, device: TorchDevice) -> None:
-        self.term = term
-        self.device = torch.device(device)
-        common = layout.common
-        start = int(layout.offsets[term.first]) if common is None else term.first * common
-        self.at = slice(start, start + term.pixels * term.n_labels)
-        self.classes = torch.from_numpy(np.array(term.classes)).to(self.device)
-
-    def add_gradient(self, q: Tensor, out: Tensor) -> Tensor:
-        """See `DeviceTerm`."""
-        rows = q[self.at].view(-1, self.term.n_labels)
-        absent = self.term.kappa * rows.sum(0, dtype=torch.float64)[self.classes]
-        energy, off = envelope(absent.cpu().numpy(), self.term.weights)
-        row = torch.zeros(self.term.n_labels, dtype=out.dtype, device=self.device)
-        row[self.classes] = torch.from_numpy(self.term.kappa * off).to(row)
-        out[self.at].view(-1, self.term.n_labels).add_(row)
-        return torch.tensor(energy, dtype=torch.float64, device=self.device)
