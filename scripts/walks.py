@@ -137,8 +137,9 @@ def table(rows: list[tuple[str, str, str]]) -> str:
     modules = [row for row in rows if row[0]]
     back = [row for row in rows if not row[0]]
     out = [
-        f"{len(modules)} modules. Imports go downwards only (`make lint`); a lower layer calls what "
-        f"a higher one has handed to it (a callback, a program, a function) in {len(back)} places"
+        f"{len(modules)} modules. Imports go downwards only (`make lint`); a lower layer calls "
+        "what a higher one has handed to it (a callback, a program, a function) in "
+        f"{len(back)} places"
         + (", listed below." if back else "."),
         "",
         "| module | called first | from | layer |",

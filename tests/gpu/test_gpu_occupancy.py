@@ -56,9 +56,9 @@ def runs(height: int, width: int, seed: int, n: int = N) -> Runs:
 
 
 SCENES: dict[str, list[Silhouettes]] = {
-    "three": [boxes(7, 19, 0), boxes(11, 5, 1), boxes(2, 1, 2)],
-    "one": [boxes(4, 6, 3)],
-    "others": [boxes(5, 17, 4), boxes(6, 8, 5), boxes(3, 3, 6)],
+    "boxes": [boxes(7, 19, 0), boxes(11, 5, 1), boxes(2, 1, 2)],
+    "runs": [runs(4, 6, 3)],
+    "mixed": [runs(5, 17, 4), boxes(6, 8, 5), runs(3, 3, 6)],
 }
 
 
@@ -124,20 +124,27 @@ def test_as_in_numpy(scene: str, model: str) -> None:
 
 @direct
 @pytest.mark.parametrize("model", MODELS)
-def test_small_p(model: str) -> None:
+@pytest.mark.parametrize("kind", ["boxes", "runs"])
+def test_small_p(kind: str, model: str) -> None:
     """Integral images hold 1 − 1e-30 beside 1e-30: pixels have to be summed one by one."""
-    seen = Boxes(5, 9, [[0, 0, 2, 2], [4, 1, 9, 5], [3, 3, 6, 5]])
+    seen: Silhouettes = Boxes(5, 9, [[0, 0, 2, 2], [4, 1, 9, 5], [3, 3, 6, 5]])
+    if kind == "runs":
+        masks = np.zeros((3, 5, 9), dtype=bool)
+        for k in range(3):
+            masks[k].ravel()[seen.pixels(k)] = True
+        seen = Runs.from_masks(masks)
     p = np.array([0.9, 0.0, 1e-9])
     check(term_of([seen], model), np.stack([p, 1 - p], axis=1).ravel(), "float64", 1e-11)
 
 
 @direct
 @pytest.mark.parametrize("model", MODELS)
-def test_groups_of_cameras(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What large images need: cameras one after another, and several bands of rows."""
+def test_groups_of_cameras_and_pieces_of_rows(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What large images need: cameras one after another, rows in pieces, bands of few rows."""
     monkeypatch.setattr(occupancy_plan, "SCRATCH_BYTES", 100)
+    monkeypatch.setattr(occupancy_plan, "MAX_WIDTH", 16)
     monkeypatch.setattr(occupancy_plan, "BAND", 4)
-    scene = [boxes(7, 19, 0), boxes(5, 17, 4), boxes(11, 5, 1)]  # others than those of SCENES
+    scene = [boxes(7, 19, 0), runs(5, 17, 4), boxes(11, 5, 1)]  # others than those of SCENES
     made = check(term_of(scene, model), marginals(7), "float64", 1e-11)
     assert len(made.plan.groups) == 3
 
@@ -163,7 +170,7 @@ def test_nothing_to_see(model: str) -> None:
 
 @direct
 def test_masks_of_bytes_and_of_booleans() -> None:
-    scene = SCENES["others"]
+    scene = SCENES["mixed"]
     given = masks_of(scene, 0, as_bytes=True)
     made = check(pf.Occupancy(scene, given), marginals(7), "float64", 1e-11)
     assert made.staging.dtype == torch.uint8
@@ -174,7 +181,7 @@ def test_masks_of_bytes_and_of_booleans() -> None:
 
 @direct
 def test_beside_other_variables() -> None:
-    scene = SCENES["others"]
+    scene = SCENES["mixed"]
     term = term_of(scene, "exact", first=2)
     layout = Layout(np.array([3, 4] + [2] * N + [5]))
     q = np.concatenate([np.full(3, 1 / 3), np.full(4, 0.25), marginals(7), np.full(5, 0.2)])
@@ -192,21 +199,19 @@ def test_silhouettes_of_other_kinds_stay_on_the_host() -> None:
     class Shifted(Boxes):
         """Boxes with an origin of their own."""
 
-    for other in (Shifted(4, 5, [[0, 0, 2, 2], [1, 1, 5, 4]]), runs(4, 5, 0, 7)):
-        scene: list[Silhouettes] = [Boxes(3, 3, [[0, 0, 2, 1]] * other.n_locations), other]
-        term = pf.Occupancy(scene, masks_of(scene, 0))
-        assert implementation(term, "cuda") is None
-        layout = Layout(np.full(other.n_locations, 2))
-        assert isinstance(on_device(term, layout, "float64", DEVICE), HostTerm)
+    scene: list[Silhouettes] = [Shifted(4, 5, [[0, 0, 2, 2], [1, 1, 5, 4]])]
+    term = pf.Occupancy(scene, masks_of(scene, 0))
+    assert implementation(term, "cuda") is None
+    assert isinstance(on_device(term, Layout(np.array([2, 2])), "float64", DEVICE), HostTerm)
 
 
 @direct
 def test_a_plan_is_made_once_per_scene() -> None:
-    scene = tuple(SCENES["others"])
+    scene = tuple(SCENES["mixed"])
     plan = occupancy_plan.plan_for(scene, DEVICE)
     assert occupancy_plan.plan_for(scene, DEVICE) is plan
     assert occupancy_plan.plan_for(scene[:2], DEVICE) is not plan
-    other = (scene[0], scene[1], boxes(3, 3, 6))
+    other = (scene[0], scene[1], runs(3, 3, 6))
     assert occupancy_plan.plan_for(other, DEVICE) is not plan
 
 
@@ -218,7 +223,7 @@ def test_a_plan_is_made_once_per_scene() -> None:
 @pytest.mark.parametrize("together", [1, 2, 8])
 def test_frames(model: str, together: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each frame as alone, however many are worked on together; then with other masks."""
-    scene = SCENES["others"]
+    scene = SCENES["mixed"]
     plan = occupancy_plan.plan_for(tuple(scene), DEVICE)
     monkeypatch.setattr(occupancy_plan, "SCRATCH_BYTES", together * 24 * plan.size)
     layout = Layout(np.full(N, 2))
@@ -242,12 +247,12 @@ def test_frames(model: str, together: int, monkeypatch: pytest.MonkeyPatch) -> N
 @direct
 def test_what_frames_have_in_common() -> None:
     key = OccupancyFrames.frame_key
-    scene = SCENES["others"]
+    scene = SCENES["mixed"]
     first = key(term_of(scene, "exact"))
     assert key(term_of(scene, "exact", 1)) == first
     assert key(term_of(scene, "ratio")) != first
     assert key(term_of(scene, "exact", false_alarm=0.01)) != first
-    assert key(term_of([scene[0], scene[1], boxes(3, 3, 6)], "exact")) != first
+    assert key(term_of([scene[0], scene[1], runs(3, 3, 6)], "exact")) != first
 
 
 @direct
@@ -287,7 +292,7 @@ RULES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-TINY: list[Silhouettes] = [boxes(3, 4, 5, 14), boxes(2, 3, 6, 14)]
+TINY: list[Silhouettes] = [boxes(3, 4, 5, 14), runs(2, 3, 6, 14)]
 """The interpreter takes a millisecond or so for each row of each image."""
 
 
@@ -346,7 +351,7 @@ def test_each_frame_stops_by_itself(batches: list[int]) -> None:
 
 @direct
 def test_only_frames_of_one_scene_are_together(batches: list[int]) -> None:
-    one, other = TINY, [boxes(2, 3, 7, 14)]
+    one, other = TINY, [runs(2, 3, 7, 14)]
     hidden = pf.Occupancy(one, [masks_of(one, 3)[0], None], miss=0.2, strength=3.0)
     terms = [
         term_of(one, "exact"), term_of(other, "exact"), term_of(one, "ratio"), hidden,
@@ -373,7 +378,7 @@ def test_the_next_frames_use_the_same_program(
         make(self, lowereds, *args)
 
     monkeypatch.setattr(frames.FramesProgram, "__init__", counted)
-    scene: list[Silhouettes] = [boxes(3, 4, 5, 14), boxes(2, 3, 6, 14)]
+    scene: list[Silhouettes] = [boxes(3, 4, 5, 14), runs(2, 3, 6, 14)]
     fields = frames_of(scene, model, 5)
     dtype, atol = ("float64", 1e-8) if model == "exact" else ("float32", 2e-5)
     options: dict[str, Any] = {"max_iters": 2, "dtype": dtype, "device": "cuda"}

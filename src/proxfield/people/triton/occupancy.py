@@ -15,7 +15,7 @@ from proxfield.core.terms.base import Layout
 from proxfield.errors import InputError
 from proxfield.people.numba import DIRECT, SMALLEST
 from proxfield.people.occupancy import ExactOccupancy, Occupancy, RatioOccupancy
-from proxfield.people.silhouettes import Boxes
+from proxfield.people.silhouettes import Boxes, Runs
 from proxfield.people.triton import occupancy_kernels as kernels
 from proxfield.people.triton.occupancy_plan import Group, ScenePlan, plan_for
 
@@ -33,9 +33,17 @@ Masks = Sequence[NDArray[Any]]
 
 
 class OccupancyFrames:
-    """`Occupancy` terms with the same `frame_key`, one per frame, on a device as one term.
+    """`Occupancy` terms with the same silhouettes and parameters on a device, as one term.
 
-    Frames have the same ``layout``.
+    Args:
+        terms: One per frame; see `frame_key`.
+        layout: Layout of one frame's field.
+        dtype: "float32" or "float64": of marginals, gradients and weights.
+        device: A device of torch.
+
+    Example:
+        >>> frames = OccupancyFrames(terms, layout, "float32", "cuda")  # doctest: +SKIP
+        >>> energies = frames.add_gradient(q, shift)  # q of all frames  # doctest: +SKIP
     """
 
     capturable = True
@@ -57,8 +65,9 @@ class OccupancyFrames:
             return
         self.plan = plan = plan_for(first.silhouettes, self.device)
         real = {"dtype": torch.float64, "device": self.device}
-        kind = {"dtype": getattr(torch, dtype), "device": self.device}
-        self.image = torch.zeros((self.frames, plan.size), **kind)
+        self.image = torch.zeros(
+            (self.frames, plan.size), dtype=getattr(torch, dtype), device=self.device
+        )
         """Weights w, or 1 − 2B.  # (frames, size)"""
         self.weighing = weighing(first)
         self.dtype = dtype
@@ -66,6 +75,7 @@ class OccupancyFrames:
         self.limits = torch.tensor([SMALLEST, np.log(DIRECT_BELOW[dtype])], **real)
         self.blocks = -(-self.n // LOGS_BLOCK)
         self.counts = torch.tensor([self.blocks], dtype=torch.int32, device=self.device)
+        kind = {"dtype": getattr(torch, dtype), "device": self.device}
         self.logs = torch.zeros((self.frames, self.n), **kind)
         self.flags = torch.zeros((self.frames, self.blocks), dtype=torch.int32, device=self.device)
         bands = sum(group.band_count for group in plan.groups)
@@ -91,6 +101,11 @@ class OccupancyFrames:
         self.set_terms(terms)
 
     @staticmethod
+    def accepts(term: Occupancy) -> bool:
+        """Whether every camera has silhouettes of a known kind."""
+        return all(type(s) in (Boxes, Runs) for s in term.silhouettes)
+
+    @staticmethod
     def frame_key(term: Occupancy) -> Hashable:
         """What terms have in common that can be one."""
         parameters = (term.miss, term.false_alarm, term.strength, term.variance, term.floor)
@@ -110,7 +125,11 @@ class OccupancyFrames:
         self.set_masks([term.compact for term in terms])
 
     def set_masks(self, frames: Sequence[Masks]) -> None:
-        """Replace the masks of all frames' cameras; silhouettes and parameters stay."""
+        """Replace the masks of all frames; silhouettes and parameters stay.
+
+        Args:
+            frames: Of each frame, the masks of its cameras.
+        """
         plan = self.plan
         if len(frames) != self.frames:
             raise InputError(f"masks of {len(frames)} frames, expected {self.frames}")
@@ -160,7 +179,15 @@ class OccupancyFrames:
     # ---- value and gradient ----
 
     def add_gradient(self, q: Tensor, out: Tensor) -> Tensor:
-        """As a `DeviceTerm`, of all frames one after another.  # (frames,) float64"""
+        """Add dE/dq at ``q`` to ``out``.
+
+        Args:
+            q: Marginals of all frames, one after another.  # (frames · size,)
+            out: Changed in place, of the same type.  # (frames · size,)
+
+        Returns:
+            The energy of each frame, on the device.  # (frames,) float64
+        """
         plan = self.plan
         if plan is None:
             return torch.zeros(self.frames, dtype=torch.float64, device=q.device)
@@ -190,11 +217,12 @@ class OccupancyFrames:
         bands = kernels.Bands(
             group.bands, group.band_count, group.band_owner, self.heads, self.feet, group.head_size
         )
-        factors = kernels.RatioFactors(self.factors[first:], plan.cameras, group.first)
+        factors = kernels.MaskFactors(self.factors[first:], plan.cameras, group.first)
         grid = (group.band_count, some)
         tile = group.tile(self.dtype)
         group.scatter(logs, diff)
-        kernels.sum_bands[grid](images, bands, **tile)
+        if group.boxed:
+            kernels.sum_bands[grid](images, bands, **tile)
         if self.ratio:
             kernels.measure_bands[grid](images, bands, self.measured, **tile)
             kernels.find_ratios[(group.count, some)](
@@ -206,25 +234,30 @@ class OccupancyFrames:
             images, bands, factors, self.flags[first:], self.counts, self.totals[first:, band:],
             self.totals.shape[1], RATIO=self.ratio, FLAGS=FLAGS, **tile,
         )  # fmt: skip
-        group.add_feet(self.feet, some)
+        blocks = -(-self.n // COLLECT_BLOCK)
         locations = kernels.Locations(self.n, logs, self.limits[1:], out, self.entries)
-        boxes = kernels.BoxList(plan.boxes, group.number, group.base, group.heads, group.stride)
-        kernels.collect_boxes[(-(-self.n // COLLECT_BLOCK), some)](
-            images, bands, boxes, locations, factors,
-            RATIO=self.ratio, BAND=group.band, BLOCK=COLLECT_BLOCK, PIXELS=group.pixels_together,
-            num_warps=8 if group.pixels_together > 1024 else 4,
-        )  # fmt: skip
+        collecting = {
+            "RATIO": self.ratio, "BLOCK": COLLECT_BLOCK, "PIXELS": group.pixels_together,
+            "num_warps": 8 if group.pixels_together > 1024 else 4,
+        }  # fmt: skip
+        if group.boxed:
+            group.add_feet(self.feet, some)
+            boxes = kernels.BoxList(
+                plan.boxes, group.with_boxes, group.numbers, group.base, group.heads, group.stride
+            )
+            kernels.collect_boxes[(blocks, some)](
+                images, bands, boxes, locations, factors, BAND=group.band, **collecting
+            )
+        if group.other:
+            kernels.collect_runs[(blocks, some)](
+                images, group.runs, locations, factors, **collecting
+            )
 
 
 class OccupancyOnDevice(OccupancyFrames):
     """An `Occupancy` term on a device; see `DeviceTerm`."""
 
     frames_class = OccupancyFrames
-
-    @staticmethod
-    def accepts(term: Occupancy) -> bool:
-        """Whether every camera's silhouettes are rectangles."""
-        return all(type(s) is Boxes for s in term.silhouettes)
 
     def __init__(self, term: Occupancy, layout: Layout, dtype: str, device: TorchDevice) -> None:
         super().__init__([term], layout, dtype, device)

@@ -68,15 +68,19 @@ class BandShape(NamedTuple):
     """What kernels over bands are compiled for."""
 
     rows: int
-    width: int  # at least that of all images
+    width: int
+    pieces: bool
+    """Are rows longer than ``width``?"""
+    chunks: int
 
 
-class RatioFactors(NamedTuple):
+class MaskFactors(NamedTuple):
     """Ψ of each camera of each frame, and the factor of its gradient."""
 
     ratios: Tensor  # (frames, cameras, 2)
     cameras: int
-    first: int  # the group's first camera
+    first: int
+    """The group's first camera."""
 
 
 class Locations(NamedTuple):
@@ -90,13 +94,25 @@ class Locations(NamedTuple):
 
 
 class BoxList(NamedTuple):
-    """Rectangles of all cameras, and where the images of a group's cameras are."""
+    """Rectangles of all cameras, and the cameras of a group that have them."""
 
     corners: Tensor  # (cameras, 4, n)
-    many: Tensor  # the group's cameras: their number, in memory
+    which: Tensor
+    many: Tensor  # their number, in memory
     base: Tensor
     head: Tensor
     stride: Tensor
+
+
+class RunList(NamedTuple):
+    """Runs of a group's cameras, and the cameras that have them."""
+
+    at: Tensor  # the first pixel of each run in the frame
+    column: Tensor
+    length: Tensor
+    start: Tensor  # (cameras of runs, n + 1)
+    which: Tensor
+    many: Tensor
 
 
 @jit
@@ -114,17 +130,20 @@ def weigh_masks(
     shares += tl.load(rows.base + line)
     image += frame * image_size + tl.load(rows.base + line)
     masks += frame * pixels + tl.load(rows.mask_base + line)
-    column = tl.arange(0, WIDTH)
-    inside = column < width
-    b = tl.load(masks + column, mask=inside, other=0).to(tl.float64) / tl.load(numbers)
-    if RATIO:
-        w = 1.0 - 2.0 * b
-        total = tl.sum(tl.where(inside, b, 0.0), 0)
-    else:
-        share = tl.load(shares + column, mask=inside, other=0.0)
-        w = share * (tl.load(numbers + 1) + tl.load(numbers + 2) * b)
-        total = tl.sum(share * (tl.load(numbers + 3) + tl.load(numbers + 4) * b), 0)
-    tl.store(image + column, w.to(image.dtype.element_ty), mask=inside)
+    one = tl.load(numbers)
+    total = tl.zeros((), tl.float64)
+    for x in range(0, width, WIDTH):
+        column = x + tl.arange(0, WIDTH)
+        inside = column < width
+        b = tl.load(masks + column, mask=inside, other=0).to(tl.float64) / one
+        if RATIO:
+            w = 1.0 - 2.0 * b
+            total += tl.sum(tl.where(inside, b, 0.0), 0)
+        else:
+            share = tl.load(shares + column, mask=inside, other=0.0)
+            w = share * (tl.load(numbers + 1) + tl.load(numbers + 2) * b)
+            total += tl.sum(share * (tl.load(numbers + 3) + tl.load(numbers + 4) * b), 0)
+        tl.store(image + column, w.to(image.dtype.element_ty), mask=inside)
     tl.store(totals + frame * lines + line, total)
 
 
@@ -147,8 +166,8 @@ def take_logs(q, entries, logs, flags, n, smallest, direct, BLOCK: constexpr):
 
 
 @jit
-def sum_cells(logs, corners, diff, first, end, CELLS: constexpr, WIDE: constexpr):
-    """`sum_corners` for some pixels: WIDE lanes for each."""
+def sum_many(logs, corners, diff, first, end, CELLS: constexpr, WIDE: constexpr):
+    """`sum_corners` for pixels with many corners: some lanes for each."""
     cell = first + tl.arange(0, CELLS)
     inside = cell < end
     low = tl.load(corners.start + cell, mask=inside, other=0)[:, None]
@@ -165,6 +184,23 @@ def sum_cells(logs, corners, diff, first, end, CELLS: constexpr, WIDE: constexpr
 
 
 @jit
+def sum_few(logs, corners, diff, first, end, BLOCK: constexpr):
+    """`sum_corners` for pixels with few corners: a lane each."""
+    cell = first + tl.arange(0, BLOCK)
+    inside = cell < end
+    low = tl.load(corners.start + cell, mask=inside, other=0)
+    many = tl.load(corners.count + cell, mask=inside, other=0)
+    total = tl.zeros((BLOCK,), diff.dtype.element_ty)
+    for k in range(tl.max(many, 0)):
+        here = k < many
+        e = tl.load(corners.entry + low + k, mask=here, other=0)
+        log = tl.load(logs + (e >> 1), mask=here, other=0.0)
+        total += tl.where((e & 1) != 0, -log, log)
+    to = tl.load(corners.place + cell, mask=inside, other=0)
+    tl.store(diff + to, total, mask=inside)
+
+
+@jit
 def sum_corners(
     logs, n, corners, diff, size, cells, crowded, crowded_blocks,
     CELLS: constexpr, WIDE: constexpr, BLOCK: constexpr,
@@ -177,10 +213,10 @@ def sum_corners(
     logs += frame * n
     diff += frame * size
     if block < crowded_blocks:
-        sum_cells(logs, corners, diff, block * CELLS, crowded, CELLS, WIDE)
+        sum_many(logs, corners, diff, block * CELLS, crowded, CELLS, WIDE)
     else:
         first = crowded + (block - crowded_blocks) * BLOCK
-        sum_cells(logs, corners, diff, first, cells, BLOCK, 1)
+        sum_few(logs, corners, diff, first, cells, BLOCK)
 
 
 @jit
@@ -198,7 +234,7 @@ def band_of(bands, band):
 
 @jit
 def sum_bands(images, bands, SHAPE: constexpr):
-    """Sums down the columns of each band's differences.
+    """Sums down the columns of each band's differences, for rectangles.
 
     Ends of rows are read and written too: they hold 0, and without
     them several columns are read at once.
@@ -206,17 +242,20 @@ def sum_bands(images, bands, SHAPE: constexpr):
     ROWS: constexpr = SHAPE.rows
     WIDTH: constexpr = SHAPE.width
     band, frame = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    first, head, rows, _, stride, _ = band_of(bands, band)
+    first, head, rows, width, stride, number = band_of(bands, band)
     diff = images.diff + frame * images.size + first
     heads = bands.heads + frame * bands.head_size + head
-    column = tl.arange(0, WIDTH)
-    total = tl.zeros((WIDTH,), diff.dtype.element_ty)
-    for y in range(0, rows, ROWS):
-        row = y + tl.arange(0, ROWS)[:, None]
-        inside = (row < rows) & (column < stride)[None, :]
-        d = tl.load(diff + row * stride + column[None, :], mask=inside, other=0.0)
-        total += tl.sum(d, 0)
-    tl.store(heads + column, total, mask=column < stride)
+    if number < 0:  # runs have no sums down columns
+        rows = 0
+    for x in range(0, width, WIDTH):
+        column = x + tl.arange(0, WIDTH)
+        total = tl.zeros((WIDTH,), diff.dtype.element_ty)
+        for y in range(0, rows, ROWS):
+            row = y + tl.arange(0, ROWS)[:, None]
+            inside = (row < rows) & (column < stride)[None, :]
+            d = tl.load(diff + row * stride + column[None, :], mask=inside, other=0.0)
+            total += tl.sum(d, 0)
+        tl.store(heads + column, total, mask=column < stride)
 
 
 @jit
@@ -229,10 +268,17 @@ def sum_heads(heads, column, before, stride, inside, WIDTH: constexpr):
 
 
 @jit
-def log_tile(diff, at, there, above):
-    """log N of some rows of a band, and ``above`` with what they add to it."""
-    d = tl.load(diff + at, mask=there, other=0.0)
-    return tl.cumsum(tl.cumsum(d, 0) + above[None, :], 1), above + tl.sum(d, 0)
+def carried(sums, turn, CHUNKS: constexpr):
+    """One row of ``sums``, as a column."""
+    mine = tl.arange(0, CHUNKS)[:, None] == turn
+    return tl.sum(tl.where(mine, sums, 0.0), 0)[:, None]
+
+
+@jit
+def carry(sums, values, turn, CHUNKS: constexpr):
+    """Add the sums of each row of ``values`` to one row of ``sums``."""
+    mine = tl.arange(0, CHUNKS)[:, None] == turn
+    return sums + tl.where(mine, tl.sum(values, 1)[None, :], 0.0)
 
 
 @jit
@@ -243,24 +289,33 @@ def measure_bands(images, bands, totals, SHAPE: constexpr):
     """
     ROWS: constexpr = SHAPE.rows
     WIDTH: constexpr = SHAPE.width
+    CHUNKS: constexpr = SHAPE.chunks
     band, frame = tl.program_id(0), tl.program_id(1).to(tl.int64)
     first, head, rows, width, stride, number = band_of(bands, band)
     diff = images.diff + frame * images.size + first
     image = images.weights + frame * images.weights_size + first
     heads = bands.heads + frame * bands.head_size + head
+    before = tl.zeros((CHUNKS, ROWS), diff.dtype.element_ty)
     all_of_it = tl.zeros((WIDTH,), tl.float64)
     wrong = tl.zeros((WIDTH,), tl.float64)
-    column = tl.arange(0, WIDTH)
-    above = sum_heads(heads, column, number, stride, column < stride, WIDTH)
-    for y in range(0, rows, ROWS):
-        row = y + tl.arange(0, ROWS)[:, None]
-        at = row * stride + column[None, :]
-        there = (row < rows) & (column < stride)[None, :]
-        b = tl.load(image + at, mask=there, other=0.0)
-        log, above = log_tile(diff, at, there, above)
-        a = tl.where(there & (column < width)[None, :], 1.0 - tl.exp(log), 0.0)
-        all_of_it += tl.sum(a, 0).to(tl.float64)
-        wrong += tl.sum(a * b, 0).to(tl.float64)
+    for x in range(0, width, WIDTH):
+        column = x + tl.arange(0, WIDTH)
+        above = sum_heads(heads, column, number, stride, column < stride, WIDTH)
+        for y in range(0, rows, ROWS):
+            row = y + tl.arange(0, ROWS)[:, None]
+            at = row * stride + column[None, :]
+            there = (row < rows) & (column < stride)[None, :]
+            d = tl.load(diff + at, mask=there, other=0.0)
+            b = tl.load(image + at, mask=there, other=0.0)
+            slope = tl.where(number < 0, d, tl.cumsum(d, 0) + above[None, :])
+            above += tl.sum(d, 0)
+            log = tl.cumsum(slope, 1)
+            if SHAPE.pieces:
+                log += carried(before, y // ROWS, CHUNKS)
+                before = carry(before, slope, y // ROWS, CHUNKS)
+            a = tl.where(there & (column < width)[None, :], 1.0 - tl.exp(log), 0.0)
+            all_of_it += tl.sum(a, 0).to(tl.float64)
+            wrong += tl.sum(a * b, 0).to(tl.float64)
     to = totals + (frame * bands.many + band) * 2
     tl.store(to, tl.sum(all_of_it, 0))
     tl.store(to + 1, tl.sum(wrong, 0))
@@ -318,6 +373,7 @@ def weigh_bands(
     """
     ROWS: constexpr = SHAPE.rows
     WIDTH: constexpr = SHAPE.width
+    CHUNKS: constexpr = SHAPE.chunks
     n_flags = tl.load(counts)
     band, frame = tl.program_id(0), tl.program_id(1).to(tl.int64)
     first, head, rows, width, stride, number = band_of(bands, band)
@@ -334,24 +390,39 @@ def weigh_bands(
         at = k + tl.arange(0, FLAGS)
         found = tl.maximum(found, tl.load(flags + frame * n_flags + at, mask=at < n_flags, other=0))
     keep = tl.max(found, 0) != 0
+    before = tl.zeros((CHUNKS, ROWS), diff.dtype.element_ty)
+    done = tl.zeros((CHUNKS, ROWS), tl.float64)
     total = tl.zeros((WIDTH,), tl.float64)
-    column = tl.arange(0, WIDTH)
-    above = sum_heads(heads, column, number, stride, column < stride, WIDTH)
-    upper = tl.zeros((WIDTH,), tl.float64)
-    for y in range(0, rows, ROWS):
-        row = y + tl.arange(0, ROWS)[:, None]
-        at = row * stride + column[None, :]
-        there = (row < rows) & (column < stride)[None, :]
-        w = weigh(tl.load(image + at, mask=there, other=0.0), mine, RATIO)
-        log, above = log_tile(diff, at, there, above)
-        weighted = tl.where(there & (column < width)[None, :], w * tl.exp(log), 0.0)
-        weighted = weighted.to(tl.float64)
-        total += tl.sum(weighted, 0)
-        along = tl.cumsum(weighted, 1)
-        tl.store(sums + at, tl.cumsum(along, 0) + upper[None, :], mask=there)
-        upper += tl.sum(along, 0)
-        tl.store(cover + at, log, mask=there & keep)
-    tl.store(feet + column, upper, mask=column < stride)
+    for x in range(0, width, WIDTH):
+        column = x + tl.arange(0, WIDTH)
+        above = sum_heads(heads, column, number, stride, column < stride, WIDTH)
+        upper = tl.zeros((WIDTH,), tl.float64)
+        for y in range(0, rows, ROWS):
+            row = y + tl.arange(0, ROWS)[:, None]
+            at = row * stride + column[None, :]
+            there = (row < rows) & (column < stride)[None, :]
+            d = tl.load(diff + at, mask=there, other=0.0)
+            w = weigh(tl.load(image + at, mask=there, other=0.0), mine, RATIO)
+            slope = tl.where(number < 0, d, tl.cumsum(d, 0) + above[None, :])
+            above += tl.sum(d, 0)
+            log = tl.cumsum(slope, 1)
+            if SHAPE.pieces:
+                log += carried(before, y // ROWS, CHUNKS)
+                before = carry(before, slope, y // ROWS, CHUNKS)
+            weighted = tl.where(there & (column < width)[None, :], w * tl.exp(log), 0.0)
+            weighted = weighted.to(tl.float64)
+            total += tl.sum(weighted, 0)
+            along = tl.cumsum(weighted, 1)
+            if SHAPE.pieces:
+                along += carried(done, y // ROWS, CHUNKS)
+                done = carry(done, weighted, y // ROWS, CHUNKS)
+            # the rows below the image hold 0 along the row, or what is carried: they aren't there
+            along = tl.where(row < rows, along, 0.0)
+            out = tl.where(number < 0, along, tl.cumsum(along, 0) + upper[None, :])
+            upper += tl.sum(along, 0)
+            tl.store(sums + at, out, mask=there)
+            tl.store(cover + at, log, mask=there & keep)
+        tl.store(feet + column, upper, mask=column < stride)
     tl.store(totals + frame * all_bands + band, tl.sum(total, 0))
 
 
@@ -406,7 +477,7 @@ def collect_boxes(
     small = inside & (log < tl.load(locations.direct))
     all_of_it = tl.zeros((BLOCK,), tl.float64)
     for k in range(tl.load(boxes.many)):
-        mine = k + tl.zeros((), tl.int64)
+        mine = tl.load(boxes.which + k).to(tl.int64)
         first, length = tl.load(boxes.base + mine), tl.load(boxes.stride + mine)
         high = tl.load(boxes.head + mine)
         corners = boxes.corners + (factors.first + mine) * 4 * n + at
@@ -439,6 +510,61 @@ def collect_boxes(
                 total += tl.where(
                     real, w * tl.exp(tl.load(cover + to, mask=real, other=0.0) - own), 0.0
                 )
+            found = tl.where(here, tl.sum(total.to(tl.float64), 0), found)
+            waiting = tl.where(here, 0, waiting)
+        all_of_it += found
+    out = locations.out + frame * locations.entries + 2 * at
+    before = tl.load(out, mask=inside, other=0.0)
+    tl.store(out, before + all_of_it.to(before.dtype), mask=inside)
+
+
+@jit
+def collect_runs(
+    images, runs, locations, factors, RATIO: constexpr, BLOCK: constexpr, PIXELS: constexpr
+):
+    """`collect_boxes` for silhouettes of runs; sums are along the rows alone."""
+    block, frame = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    n = locations.n
+    sums = images.sums + frame * images.size
+    cover = images.cover + frame * images.size
+    image = images.weights + frame * images.weights_size
+    lane = tl.arange(0, BLOCK)
+    at = block * BLOCK + lane
+    inside = at < n
+    log = tl.load(locations.logs + frame * n + at, mask=inside, other=0.0)
+    inverse = tl.exp(-log.to(tl.float64))
+    small = inside & (log < tl.load(locations.direct))
+    all_of_it = tl.zeros((BLOCK,), tl.float64)
+    for turn in range(tl.load(runs.many)):
+        mine = tl.load(runs.which + turn).to(tl.int64)
+        begin = runs.start + turn * (n + 1) + at
+        low = tl.load(begin, mask=inside, other=0)
+        several = tl.load(begin + 1, mask=inside, other=0) - low
+        found = tl.zeros((BLOCK,), tl.float64)
+        for k in range(tl.max(several, 0)):
+            here = k < several
+            to = tl.load(runs.at + low + k, mask=here, other=0)
+            length = tl.load(runs.length + low + k, mask=here, other=1)
+            column = tl.load(runs.column + low + k, mask=here, other=0)
+            found += tl.load(sums + to + length - 1, mask=here, other=0.0)
+            found -= tl.load(sums + to - 1, mask=here & (column > 0), other=0.0)
+        found = found * inverse
+        waiting = ((several > 0) & small).to(tl.int32)
+        while tl.max(waiting, 0) > 0:
+            here = lane == tl.argmax(waiting, 0)
+            run, each = tl.sum(tl.where(here, low, 0), 0), tl.sum(tl.where(here, several, 0), 0)
+            own = tl.sum(tl.where(here, log, 0.0), 0)
+            total = tl.zeros((PIXELS,), cover.dtype.element_ty)
+            for r in range(run, run + each):
+                to, length = tl.load(runs.at + r), tl.load(runs.length + r)
+                for k in range(0, length, PIXELS):
+                    pixel = k + tl.arange(0, PIXELS)
+                    real = pixel < length
+                    camera = frame * factors.cameras + factors.first + mine
+                    weight = tl.load(image + to + pixel, mask=real, other=0.0)
+                    w = weigh(weight, factors.ratios + 2 * camera, RATIO)
+                    over = tl.load(cover + to + pixel, mask=real, other=0.0)
+                    total += tl.where(real, w * tl.exp(over - own), 0.0)
             found = tl.where(here, tl.sum(total.to(tl.float64), 0), found)
             waiting = tl.where(here, 0, waiting)
         all_of_it += found

@@ -18,7 +18,7 @@ from proxfield.core.engines.triton.device_pack import from_numpy, power_of_two
 from proxfield.core.filters.triton.plans import resolved
 from proxfield.core.terms.base import Ints
 from proxfield.errors import UnsupportedError
-from proxfield.people.silhouettes import Boxes, Silhouettes
+from proxfield.people.silhouettes import Boxes, Runs, Silhouettes
 from proxfield.people.triton import occupancy_kernels as kernels
 
 SCRATCH_BYTES = 120 << 20
@@ -35,6 +35,8 @@ BAND_VALUES = {"float32": 2048, "float64": 1024}
 """Pixels of a band that are summed together."""
 STRIP = 128
 """Columns of one program that adds up bands."""
+MAX_WIDTH = 2048
+"""Columns of a row that are summed together."""
 PIXEL_BYTES = {"float32": 16, "float64": 24}
 """Bytes of images per pixel: differences, log N and integral images."""
 MAX_PIXELS = 2048
@@ -56,9 +58,14 @@ class Group:
     """
 
     def __init__(
-        self, cameras: Sequence[Boxes], first: int, offset: int, line: int, pixel: int,
+        self,
+        cameras: Sequence[Silhouettes],
+        first: int,
+        offset: int,
+        line: int,
+        pixel: int,
         device: TorchDevice,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.first, self.offset, self.line, self.device = first, offset, line, device
         self.band = BAND
         self.count = len(cameras)
@@ -77,31 +84,43 @@ class Group:
         mask_base = self._ints(pixel + np.cumsum(columns) - columns)
         self.mask_rows = kernels.MaskRows(line_base, mask_base, self._ints(columns))
         self.pixels = int(columns.sum())
-        self.width = max(16, power_of_two(max(s.width for s in cameras)))
-        self.warps = min(16, max(4, self.width // 256))
+        self.width = min(MAX_WIDTH, max(16, power_of_two(max(s.width for s in cameras))))
+        self.warps = max(4, self.width // 256)
+        self.pieces = max(s.width for s in cameras) > self.width
+        """Whether rows are longer than what is summed together."""
         area = max(int(s.areas.max(initial=1)) for s in cameras)
         self.pixels_together = min(MAX_PIXELS, max(256, power_of_two(area // 16)))
         """Pixels of a silhouette that are summed together where they are visited one by one."""
+        self.boxed = [k for k, s in enumerate(cameras) if isinstance(s, Boxes)]
+        self.other = [k for k, s in enumerate(cameras) if isinstance(s, Runs)]
         self._list_bands(cameras, bases, strides)
-        self.number = self._ints([self.count])
+        self.numbers = self._ints([len(self.boxed), len(self.other)])
+        """Cameras with rectangles, and with runs."""
+        self.with_boxes, self.with_runs = self._ints(self.boxed), self._ints(self.other)
         self._list_corners(cameras, bases, strides)
+        self._list_runs([cameras[k] for k in self.other], [bases[k] for k in self.other])
 
     def _ints(self, values: Sequence[int] | Ints) -> Tensor:
         return from_numpy(np.asarray(values, dtype=np.int32)).to(self.device)
 
-    def _list_bands(self, cameras: Sequence[Boxes], bases: list[int], strides: list[int]) -> None:
+    def _list_bands(
+        self, cameras: Sequence[Silhouettes], bases: list[int], strides: list[int]
+    ) -> None:
         """Bands of rows: where each begins, where its columns' sums are, rows, columns, stride,
-        and its number within the camera.
+        and its number within the camera; −1 for silhouettes of runs.
         """
         rows, counts, heads, strips, head = [], [], [], [], 0
         for s, base, stride in zip(cameras, bases, strides, strict=True):
+            boxed = isinstance(s, Boxes)
             counts.append(-(-s.height // self.band))
             heads.append(head)
-            parts = range(0, s.width, STRIP)
-            strips += [(head + x, min(STRIP, s.width - x), stride, counts[-1]) for x in parts]
+            if boxed:
+                parts = range(0, s.width, STRIP)
+                strips += [(head + x, min(STRIP, s.width - x), stride, counts[-1]) for x in parts]
             for k in range(counts[-1]):
                 height = min(self.band, s.height - k * self.band)
-                rows.append((base + k * self.band * stride, head, height, s.width, stride, k))
+                number = k if boxed else -1
+                rows.append((base + k * self.band * stride, head, height, s.width, stride, number))
                 head += stride
         self.head_size = head
         """Columns of all bands, with the ends of rows."""
@@ -114,7 +133,9 @@ class Group:
         table = np.array(strips, dtype=np.int64).reshape(-1, 4)
         self.strips = [self._ints(column) for column in table.T]
 
-    def _list_corners(self, cameras: Sequence[Boxes], bases: list[int], strides: list[int]) -> None:
+    def _list_corners(
+        self, cameras: Sequence[Silhouettes], bases: list[int], strides: list[int]
+    ) -> None:
         """Lists of corners by the pixel where they lie, those with many corners first."""
         cells, entries = [], []
         for s, base, stride in zip(cameras, bases, strides, strict=True):
@@ -134,18 +155,38 @@ class Group:
             place[order].to(torch.int32),
         )  # fmt: skip
 
+    def _list_runs(self, cameras: Sequence[Silhouettes], bases: list[int]) -> None:
+        at, column, length, starts, before = [], [], [], [], 0
+        for s, base in zip(cameras, bases, strict=True):
+            assert isinstance(s, Runs)
+            row, first, end = s.runs.T
+            at.append(base + row * stride_of(s) + first)
+            column.append(first)
+            length.append(end - first)
+            starts.append(s.starts + before)
+            before += len(s.runs)
+        none = [np.zeros(1, dtype=np.int64)]  # so that they have an address
+        parts = (at, column, length, starts)
+        place, columns, lengths, start = (self._ints(np.concatenate(p or none)) for p in parts)
+        self.runs = kernels.RunList(
+            place, columns, lengths, start, self.with_runs, self.numbers[1:]
+        )
+
     # ---- from differences to images ----
 
     def tile(self, dtype: str) -> dict[str, Any]:
         """What kernels over bands are compiled for."""
         rows = min(self.band, max(2, min(8, BAND_VALUES[dtype] // self.width)))
-        return {
-            "SHAPE": kernels.BandShape(rows, self.width),
-            "num_warps": min(16, max(4, self.width // 128)),
-        }
+        shape = kernels.BandShape(rows, self.width, self.pieces, self.band // rows)
+        return {"SHAPE": shape, "num_warps": min(16, max(4, self.width // 128))}
 
     def scatter(self, logs: Tensor, diff: Tensor) -> None:
-        """Differences of Σ log p_i, written where corners lie.  # (frames, n), (frames, size)"""
+        """Differences of Σ log p_i, of some frames.
+
+        Args:
+            logs: # (frames, n)
+            diff: Written where corners lie; 0 elsewhere.  # (frames, size)
+        """
         frames, n = logs.shape
         crowded = -(-self.crowded // CROWDED_CELLS)
         blocks = crowded + -(-(self.cells - self.crowded) // CELLS)
@@ -163,9 +204,17 @@ class Group:
 
 
 class ScenePlan:
-    """The silhouettes of all cameras on a device."""
+    """The silhouettes of all cameras on a device.
 
-    def __init__(self, silhouettes: Sequence[Boxes], device: TorchDevice) -> None:
+    Args:
+        silhouettes: Of each camera.
+        device: A device of torch.
+
+    Example:
+        >>> plan = ScenePlan([Boxes(2, 3, [[0, 0, 2, 1]])], "cuda")  # doctest: +SKIP
+    """
+
+    def __init__(self, silhouettes: Sequence[Silhouettes], device: TorchDevice) -> None:
         self.device = torch.device(device)
         self.cameras = len(silhouettes)
         self.kept: dict[Hashable, Any] = {}
@@ -183,12 +232,15 @@ class ScenePlan:
         """Pixels of a frame with the ends of rows, rows, and pixels without them."""
         if self.size > MAX_FRAME:
             raise UnsupportedError(f"{self.size:,} pixels per frame are too many for a GPU")
-        boxes = np.stack([s.boxes.T for s in silhouettes]).astype(np.int32)
+        boxes = np.zeros((self.cameras, 4, self.n), dtype=np.int32)
+        for k, s in enumerate(silhouettes):
+            if isinstance(s, Boxes):
+                boxes[k] = s.boxes.T
         self.boxes = from_numpy(boxes).to(self.device)
         self.shares = self._shares(silhouettes)
         """1/(mean area of the silhouettes over each pixel), 0 where there are none.  # (size,)"""
 
-    def _shares(self, silhouettes: Sequence[Boxes]) -> Tensor:
+    def _shares(self, silhouettes: Sequence[Silhouettes]) -> Tensor:
         out = torch.zeros(self.size, dtype=torch.float64, device=self.device)
         for group in self.groups:
             mine = out[group.offset : group.offset + group.size]
@@ -207,12 +259,12 @@ class ScenePlan:
         return max(1, SCRATCH_BYTES // (PIXEL_BYTES[dtype] * self.size))
 
 
-def stride_of(silhouettes: Boxes) -> int:
+def stride_of(silhouettes: Silhouettes) -> int:
     """Pixels from the beginning of a row to the next."""
     return -(-silhouettes.width // ALIGNMENT) * ALIGNMENT
 
 
-def cover(silhouettes: Boxes, device: TorchDevice) -> tuple[Tensor, Tensor]:
+def cover(silhouettes: Silhouettes, device: TorchDevice) -> tuple[Tensor, Tensor]:
     """Number of locations over each pixel, and the sum of their areas.  # (height, width) each"""
     s = silhouettes
     place, entry = corners(s, s.width)
@@ -223,13 +275,16 @@ def cover(silhouettes: Boxes, device: TorchDevice) -> tuple[Tensor, Tensor]:
         image = torch.zeros(s.height * s.width, dtype=torch.float64, device=device)
         # whole numbers: the order of sums doesn't matter
         image.index_add_(0, place, torch.where((entry & 1) != 0, -each, each))
-        out.append(image.view(s.height, s.width).cumsum(0).cumsum(1))
+        image = image.view(s.height, s.width)
+        if isinstance(s, Boxes):
+            image = image.cumsum(0)
+        out.append(image.cumsum(1))
     return out[0], out[1]
 
 
-def grouped(silhouettes: Sequence[Boxes]) -> list[list[Boxes]]:
+def grouped(silhouettes: Sequence[Silhouettes]) -> list[list[Silhouettes]]:
     """Consecutive cameras whose images fit into the cache together; at least one each."""
-    out: list[list[Boxes]] = []
+    out: list[list[Silhouettes]] = []
     room = 0
     for s in silhouettes:
         held = PIXEL_BYTES["float32"] * s.height * stride_of(s)
@@ -241,18 +296,27 @@ def grouped(silhouettes: Sequence[Boxes]) -> list[list[Boxes]]:
     return out
 
 
-def corners(silhouettes: Boxes, stride: int) -> tuple[Ints, Ints]:
+def corners(silhouettes: Silhouettes, stride: int) -> tuple[Ints, Ints]:
     """Where the differences of Σ log p_i lie: pixels, and 2 · location + 1 if subtracted.
 
     Those below or to the right of the image are left out: no pixel follows them.
     """
     s = silhouettes
-    left, top, right, bottom = s.boxes.T
-    at = np.arange(s.n_locations)
-    rows = np.concatenate([top, top, bottom, bottom])
-    columns = np.concatenate([left, right, left, right])
-    entry = np.concatenate([2 * at, 2 * at + 1, 2 * at + 1, 2 * at])
-    real = np.tile(right > left, 4) & (rows < s.height) & (columns < s.width)
+    if isinstance(s, Boxes):
+        left, top, right, bottom = s.boxes.T
+        at = np.arange(s.n_locations)
+        seen = right > left
+        rows = np.concatenate([top, top, bottom, bottom])
+        columns = np.concatenate([left, right, left, right])
+        entry = np.concatenate([2 * at, 2 * at + 1, 2 * at + 1, 2 * at])
+        real = np.tile(seen, 4) & (rows < s.height) & (columns < s.width)
+    elif isinstance(s, Runs):
+        row, first, end = s.runs.T
+        rows, columns = np.concatenate([row, row]), np.concatenate([first, end])
+        entry = np.concatenate([2 * s.owner, 2 * s.owner + 1])
+        real = columns < s.width
+    else:
+        raise UnsupportedError(f"{type(s).__name__} can't be used on a GPU: Boxes or Runs can")
     return rows[real] * stride + columns[real], entry[real]
 
 
@@ -262,14 +326,14 @@ _PLANS = WeakKeyDictionary()
 
 
 def plan_for(silhouettes: tuple[Silhouettes, ...], device: TorchDevice) -> ScenePlan:
-    """The plan of some cameras' rectangles; the same for the same objects."""
+    """The plan of some silhouettes; the same for the same objects."""
     place = resolved(device)
     known = _PLANS.setdefault(silhouettes[0], [])
     for others, plan in known:
         same = plan.device == place and len(others) == len(silhouettes) - 1
         if same and all(a is b for a, b in zip(others, silhouettes[1:], strict=True)):
             return plan
-    plan = ScenePlan([s for s in silhouettes if isinstance(s, Boxes)], place)
+    plan = ScenePlan(silhouettes, place)
     # without the first camera itself, which would keep itself alive as its own key
     known.append((silhouettes[1:], plan))
     return plan
