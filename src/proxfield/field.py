@@ -302,9 +302,10 @@ class Field:
             raise InputError("evidence must be a dictionary from variables to labels")
         seen = self.evidence.copy()
         try:
+            names, cards = self.layout.names, self.cardinalities
             for key, value in evidence.items():
-                v = self.variable_index(key)
-                seen[v] = self.label_index(v, value)
+                v = find_variable(names, self.n_vars, key)
+                seen[v] = find_label(names, v, int(cards[v]), value)
         except InputError as error:
             raise InputError(f"evidence: {error}") from None
         seen.setflags(write=False)  # copies share it

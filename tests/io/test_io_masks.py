@@ -79,7 +79,7 @@ def test_masks_of_0_and_1_are_refused(dtype: Any, shape: tuple[int, ...], tmp_pa
     pixels = np.zeros(shape, dtype=dtype)
     assert not as_mask(pixels).any()  # nobody is there: fine
     pixels[0, 0] = 1
-    with pytest.raises(InputError, match=r"x: has no value above 1, expected 255 .* multiply"):
+    with pytest.raises(InputError, match=r"has no value above 1, expected 255 .* multiply"):
         as_mask(pixels)
     assert as_mask(2 * pixels).max() > 0  # soft
     Image.fromarray(np.array([[True, False]])).save(tmp_path / "bits.png")

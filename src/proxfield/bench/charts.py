@@ -20,7 +20,7 @@ from proxfield.core.common.records import Record
 from proxfield.io.files import atomic_write
 from proxfield.result import Trace
 from proxfield.viz.charts import Chart, Line, chart_figure
-from proxfield.viz.plots import convergence_charts, show_energy
+from proxfield.viz.plots import RuleCurve, convergence_charts, quality_figure, show_energy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -235,9 +235,12 @@ def make_figures(data: ReportData) -> dict[str, Figure]:
             some = sensitivity_charts(data.sensitivity, suite)
             out[f"sensitivity-{suite}"] = chart_figure(some, title, (4.9, 4.2), names="legend")
     for table in data.people.tables if data.people else ():
-        if table.curves:
-            some, title = people_charts(table), f"{table.name}, {table.size}"
-            figure = chart_figure(some, title, (4.9, 4.2), share=False, names="legend")
+        curves_of = {
+            rule: RuleCurve(np.arange(1, len(c["moda"])), c["free_energy"][1:], c["moda"][1:])
+            for rule, c in table.curves.items()
+        }
+        if curves_of:
+            figure = quality_figure(curves_of, f"{table.name}, {table.size}")
             out[chart_id(table, "passes")] = figure
     if some := segmentation_charts(data.segmentation):
         out["segmentation"] = chart_figure(some, None, (4.9, 4.2), share=False, names="legend")

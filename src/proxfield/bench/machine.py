@@ -7,7 +7,7 @@ import platform
 import shlex
 import sys
 from datetime import datetime, timezone
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import psutil
@@ -39,10 +39,10 @@ def metadata(data: str | None, threads: int) -> Record:
         "versions": {
             "proxfield": __version__,
             "python": platform.python_version(),
-            **{name: version(name) for name in PACKAGES},
+            **{name: _version(name) for name in PACKAGES},
         },
         # processes that compete for the cores: timings are worth little when it is high
-        "load_average": round(psutil.getloadavg()[0], 2),
+        "load_average": _load_average(),
     }
 
 
@@ -67,3 +67,17 @@ def processor() -> str:
 def memory_gib() -> float:
     """Memory of the machine in GiB."""
     return round(int(psutil.virtual_memory().total) / 2**30, 1)
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _load_average() -> float | None:
+    try:
+        return round(float(psutil.getloadavg()[0]), 2)
+    except (AttributeError, OSError):
+        return None

@@ -59,7 +59,9 @@ def people(options: Options) -> None:
         pictures = []
         if session.drawn:
             pictures = draw_frame(
-                frames[0].make(), settings_of[next(iter(rules))], session.settings
+                frames[0].make(),
+                settings_of[next(model for model, some in rules.items() if some)],
+                session.settings,
             )
         return {"people": Experiment(tables, pictures=pictures)}
 

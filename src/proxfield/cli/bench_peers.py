@@ -58,7 +58,7 @@ def peers(options: Options) -> None:
     for path, text in (
         (options.output, tables.as_json),
         (options.table, tables.as_csv),
-        (report, tables.as_html if str(report).endswith(".html") else tables.as_markdown),
+        (report, tables.as_html if str(report).lower().endswith(".html") else tables.as_markdown),
     ):
         if path is not None:
             atomic_write(path, text(results))

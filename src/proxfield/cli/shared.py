@@ -63,12 +63,13 @@ def check_distinct(files: Iterable[tuple[str, str | None]]) -> None:
 
 
 def check_files(options: Options) -> None:
-    """Refuse files that can't be written or that are named twice, before anything is computed.
+    """Refuse targets that can't be written, and files named twice where something is written.
 
     Args:
         options: Of the command that is called, whose parameters say which of them are files.
     """
     files: list[tuple[str, str]] = []
+    written = False
     for param in click.get_current_context().command.params:
         kind = param.type
         if isinstance(kind, FileName):
@@ -82,6 +83,7 @@ def check_files(options: Options) -> None:
                             f"write {kind.stdout} by -o FILE"
                         )
                 elif path is not None and kind.written:
+                    written = True
                     ending = Path(path).suffix.lower() or "none"
                     if kind.endings and ending not in re.findall(r"\.\w+", kind.endings):
                         raise click.UsageError(
@@ -89,7 +91,8 @@ def check_files(options: Options) -> None:
                         )
                     check_target(path, name)
                 files.append((name, path))
-    check_distinct(files)
+    if written:
+        check_distinct(files)
 
 
 def refuse(problems: Mapping[str, object]) -> None:

@@ -21,6 +21,7 @@ from proxfield.core.terms.base import (
     Layout,
     Term,
     expectation,
+    missing,
 )
 from proxfield.core.terms.factor import Factor
 from proxfield.core.terms.gaussian import Gaussian
@@ -133,10 +134,7 @@ class Cut:
         for term in (*self.pairs, *self.larger):
             total += term.curvature(self.layout)
         for extra, _ in self.extras:
-            raise UnsupportedError(
-                f"{type(extra.term).__name__} terms across a cut have no certified step; give a "
-                "number as step, or use the rule backtracking"
-            )
+            raise missing(extra.term, "curvature", "a certified step")
         return total[: len(self.border)]
 
 

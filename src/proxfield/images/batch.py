@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -12,8 +12,9 @@ from numpy.typing import ArrayLike
 
 from proxfield.core.common.arrays import Array
 from proxfield.core.common.records import Record
-from proxfield.core.jobs import check_jobs, run_jobs, slots_of, threads_per_item
-from proxfield.errors import InputError, InputWarning, shown
+from proxfield.core.jobs import run_jobs, slots_of, threads_per_item
+from proxfield.core.jobs.running import check_jobs
+from proxfield.errors import InputError, InputWarning, ProxfieldError, shown
 from proxfield.images.densecrf import DenseCRF, divided
 from proxfield.images.inputs import ArrayKind, confidence_note, to_host
 from proxfield.images.known import CONFIDENCE
@@ -83,8 +84,13 @@ def refine_batch(
         threads = threads_per_item(jobs, run.get("threads"))
         one = partial(one, run={**run, "threads": threads})
         on_host = ((number, to_host(image), to_host(unary)) for number, image, unary in items)
-        some = run_jobs(one, on_host, jobs, threads, name=_name_of, paths=False)
+        some = run_jobs(
+            partial(_keep_error, one=one), on_host, jobs, threads, name=_name_of, paths=False
+        )
         records = sorted(some, key=lambda record: int(record["number"]))
+        for record in records:  # of several errors that of the first image
+            if "error" in record:
+                raise record["kind"](record["error"])
     found = [record["result"] for record in records]
     certain = sum(record["certain"] for record in records)
     if certain and not said:
@@ -113,6 +119,14 @@ def _refine(item: Item, what: str, output: str, build: Record, run: Record) -> R
         return {**record, "result": result}
     values = np.asarray(to_host(getattr(result, output)))
     return {**record, "result": values, "labels_axis": crf.labels_axis}
+
+
+def _keep_error(item: Item, one: Callable[..., Record]) -> Record:
+    """An error as an entry: exceptions with arguments of their own don't travel."""
+    try:
+        return dict(one(item))
+    except ProxfieldError as error:
+        return {"number": item[0], "error": str(error), "kind": type(error)}
 
 
 def _name_of(item: Item) -> str:

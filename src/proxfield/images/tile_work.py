@@ -307,7 +307,9 @@ def _axes(reader: AxisReader) -> Axes:
     ways = []
     if reader.labels_axis is not None and unary.ndim > 1:
         ways = replace(reader, what="energies").ways()
-    if not ways and reader.labels_axis in ("auto", None) and (masks := reader.masks()):
+    pixels_known = reader.image is not None or reader.channel_axis is None
+    may_be_mask = pixels_known and reader.labels_axis in ("auto", None)
+    if not ways and may_be_mask and (masks := reader.masks()):
         return masks[0]
     if reader.labels_axis is None:
         return replace(reader, image=None).refuse_mask()

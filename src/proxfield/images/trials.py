@@ -164,6 +164,7 @@ def _try_points(task: TrialTask) -> Record:
             q = updates.make(state, n - done if pairwise else 0)
             counts[str(n)] = count(q.reshape(base.n_vars, -1).argmax(axis=1))
         tried[key_of(point)] = counts
+        del updates, state, whole, q  # before the next program is compiled
     return {"digest": case.digest, "counts": tried, "certain": base.confidence is not None}
 
 

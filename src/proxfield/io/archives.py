@@ -87,6 +87,8 @@ def read_chunks(
     except InputError:
         raise
     except (OSError, EOFError, ValueError, zlib.error, LZMAError) as error:
+        if kind is None:
+            raise
         message = f"{kind} archive is corrupt or cut short ({reason(error)}), expected a whole one"
         if isinstance(error, LZMAError) and "memory usage limit" in str(error).lower():
             message = (

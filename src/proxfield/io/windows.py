@@ -87,7 +87,8 @@ class FileSliced(Sliced):
     def read(self, window: Window) -> Pixels:
         assert self._opened is not None
         with naming_damage(self.name):
-            return np.array(self._opened()[window])
+            part = self._opened()[window]
+            return np.array(part) if isinstance(part, np.memmap) else np.asarray(part)
 
     def identity(self) -> str:
         if isinstance(self.path, RemotePath) or self.path.is_dir():

@@ -324,20 +324,10 @@ class LatticeFilter(HostPlan):
         out = copy.copy(self)
         out.width, out.row = width, np.empty_like(self.row)
         out.chunks = make_chunks(len(self.row), width, most)
-        vertex = np.empty(self.row.shape, dtype=np.uint32)  # of each corner
-        for points, first, end in zip(
-            self.chunks.members(), self.chunk, self.chunk[1:], strict=False
-        ):
-            vertex[points] = self.own.vertex[first:end][self.row[points]]
-        rows = []
-        for points in out.chunks.members():
-            found, first, number = np.unique(
-                vertex[points].ravel(), return_index=True, return_inverse=True
-            )
-            order = np.argsort(first)  # numbered as they appear, like those of a new lattice
-            out.row[points] = np.argsort(order)[number].reshape(len(points), -1)
-            rows.append(found[order])
-        out._set_rows(rows)
+        vertex, chunk = building.regroup(
+            self.own.vertex, self.points, out.chunks, self.n_vertices, out.row
+        )
+        out._set_rows(np.split(vertex, chunk[1:-1]))
         return out
 
     def like(self, features: Floats) -> LatticeFilter:

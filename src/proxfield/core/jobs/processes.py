@@ -15,6 +15,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, TypeVar
 
 from proxfield._version import __version__
@@ -94,8 +95,9 @@ class WorkerPool(Workers):
         given_up: list[str] = []
         self._again = []
         while not self.interrupted and len(given_up) < self.max_given_up:
-            waiting = (*self._again, *self._running.values())
+            waiting = chain(self._again, self._running.values())
             room = 1 if any(t.kills == self.retries for t in waiting) else self.room
+            del waiting  # it would keep items that are done
             while len(self._running) < room:
                 ticket = self._again.pop(0) if self._again else next(todo, None)
                 if ticket is None:

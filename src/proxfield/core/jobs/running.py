@@ -132,10 +132,12 @@ def open_workers(
 ) -> Workers:
     """Workers that stay for several rounds; see `run_jobs` for the arguments."""
     jobs = check_jobs(jobs)
+    if jobs == 1:
+        return Workers()
     backend, count = _configured()
     kind = type(backend).__name__
     own = kind in OWN_PROCESSES
-    if jobs == 1 or kind == "SequentialBackend" or (own and jobs is None and count == 1):
+    if kind == "SequentialBackend" or (own and jobs is None and count == 1):
         return Workers()
     folder = str(Path.cwd()) if paths else None
     if kind == "DaskDistributedBackend":

@@ -183,8 +183,8 @@ class Term(ABC):
         return out
 
     def _hold(self, *parts: object) -> None:
-        """Set the fields of a frozen dataclass, in order."""
-        for part, value in zip(fields(self), parts, strict=True):  # type: ignore[arg-type]
+        """Set the first fields of a frozen dataclass, in order; a subclass may have more."""
+        for part, value in zip(fields(self), parts, strict=False):  # type: ignore[arg-type]
             object.__setattr__(self, part.name, value)
 
     @abstractmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import index
@@ -98,30 +98,35 @@ def find_variable(names: Names | None, n_vars: int, key: object) -> int:
                 f"no variable is named {shown(key)}, expected one of: {listed(names.variables)}"
             )
         return names.number[key]
-    return _number(key, n_vars, f"variable {shown(key)}", "there is no variable")
+    return _number(key, n_vars, lambda: (f"variable {shown(key)}", "there is no variable"))
 
 
 def find_label(names: Names | None, variable: int, n_labels: int, key: object) -> int:
     """The number of a variable's label given by number or name, checked."""
-    here = (names or Names()).show(variable)
     if isinstance(key, str):
+        here = (names or Names()).show(variable)
         known = None if names is None else names.labels(variable)
         if known is None:
             raise InputError(f"label {shown(key)} of {here}, but its labels have no names")
         if key not in known:
             raise InputError(f"{here} has no label {shown(key)}, expected one of: {listed(known)}")
         return known.index(key)
-    return _number(key, n_labels, f"label {shown(key)} of {here}", f"{here} has label")
+
+    def words() -> tuple[str, str]:
+        here = (names or Names()).show(variable)
+        return f"label {shown(key)} of {here}", f"{here} has label"
+
+    return _number(key, n_labels, words)
 
 
-def _number(key: object, count: int, what: str, beyond: str) -> int:
-    """A number from 0 to ``count`` − 1."""
+def _number(key: object, count: int, words: Callable[[], tuple[str, str]]) -> int:
+    """A number from 0 to ``count`` − 1; ``words`` name what isn't one, and one that is beyond."""
     try:
         number = index(key)  # type: ignore[arg-type]  # anything else raises
     except TypeError:
-        raise InputError(f"{what}, expected a whole number or a name") from None
+        raise InputError(f"{words()[0]}, expected a whole number or a name") from None
     if not 0 <= number < count:
-        raise InputError(f"{beyond} {number}, expected 0 to {count - 1}")
+        raise InputError(f"{words()[1]} {number}, expected 0 to {count - 1}")
     return number
 
 

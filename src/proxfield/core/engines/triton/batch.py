@@ -212,9 +212,9 @@ class BatchProgram(Batch[Update, BatchState]):
         size = torch.maximum(finite_size(g), finite_size(self.unary))
         eps = float(np.finfo(self.dtype).eps)
         rounding = ROUNDING_FACTOR * eps * q * (1.0 - q) * size
+        both = torch.stack([gap, rounding]).cpu().numpy()
         gaps, roundings = (
-            np.array([some.max(initial=0.0) for some in self._by_field(values.cpu().numpy())])
-            for values in (gap, rounding)
+            np.array([some.max(initial=0.0) for some in self._by_field(values)]) for values in both
         )
         return gaps, roundings
 

@@ -127,9 +127,14 @@ class GpuProgram(Program):
     def marginals(self, state: State) -> NDArray[np.float64]:
         return self.batch.marginals_each(state.arrays)[0]
 
+    _located: tuple[Ints, Tensor] | None = None
+    """The last argument of `marginals_at`, and the same on the device."""
+
     def marginals_at(self, state: State, entries: Ints) -> NDArray[np.float64]:
+        if self._located is None or self._located[0] is not entries:
+            self._located = entries, from_numpy(entries).to(self.device)
         q = self.batch.tensor(state.arrays, torch.float64)
-        return np.asarray(q[from_numpy(entries).to(self.device)].cpu().numpy())
+        return np.asarray(q[self._located[1]].cpu().numpy())
 
     def set_unary(self, energies: Array, at: Ints | None = None) -> None:
         """As in `Program`, of arrays or tensors, without packing the rest again."""

@@ -8,7 +8,6 @@ input gives the same bits on any number of threads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -54,12 +53,6 @@ class Chunks(NamedTuple):
     run: Ints  # first run of each chunk  # (chunks + 1,) int64
     begin: Ints  # first point of each run  # (runs,) int64
     end: Ints  # the point after its last  # (runs,) int64
-
-    def members(self) -> Iterator[Ints]:
-        """The points of each chunk."""
-        for a, b in pairwise(self.run):
-            runs = zip(self.begin[a:b], self.end[a:b], strict=True)
-            yield np.concatenate([np.arange(i, j) for i, j in runs])
 
 
 class Points(NamedTuple):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from proxfield.core.common.arrays import Doubles, Floats, Ints
 from proxfield.core.compiled.jit import embedded, inlined, kernel, parallel_kernel
-from proxfield.core.filters.numba.lattice import VERTICES, Chunks, Indices, Rows
+from proxfield.core.filters.numba.lattice import VERTICES, Chunks, Indices, Points, Rows
 
 BATCH = 64
 """Points that are put onto the lattice together."""
@@ -218,6 +218,51 @@ def place(
         count[c] = place_chunk(
             features, factor, code, scale, begin[a:b], end[a:b], keys[c], row, weight, scratch, c
         )
+
+
+@kernel
+def regroup(
+    vertex: Indices, points: Points, chunks: Chunks, total: int, row: Rows
+) -> tuple[Indices, Ints]:
+    """Number the rows of a lattice anew, for other chunks.
+
+    Args:
+        vertex: Of each row.
+        points: As they are.
+        chunks: As they shall be.
+        total: Vertices.
+        row: As `Points.row`, out.
+
+    Returns:
+        Vertex of each new row, and the first row of each chunk.
+    """
+    corners = row.shape[1]
+    whose = np.empty(row.shape, dtype=np.uint32)
+    run, begin, end = points.chunks
+    for c in range(len(run) - 1):
+        for r in range(run[c], run[c + 1]):
+            for i in range(begin[r], end[r]):
+                for k in range(corners):
+                    whose[i, k] = vertex[points.chunk[c] + points.row[i, k]]
+    run, begin, end = chunks
+    seen = np.full(total, -1, dtype=np.int64)  # in which chunk …
+    number = np.zeros(total, dtype=np.int32)  # … with which number
+    out = np.empty(row.size, dtype=np.uint32)
+    chunk = np.zeros(len(run), dtype=np.int64)
+    for c in range(len(run) - 1):
+        count = 0
+        for r in range(run[c], run[c + 1]):
+            for i in range(begin[r], end[r]):
+                for k in range(corners):
+                    v = whose[i, k]
+                    if seen[v] != c:
+                        seen[v] = c
+                        number[v] = count
+                        out[chunk[c] + count] = v
+                        count += 1
+                    row[i, k] = number[v]
+        chunk[c + 1] = chunk[c] + count
+    return out[: chunk[-1]].copy(), chunk
 
 
 @kernel

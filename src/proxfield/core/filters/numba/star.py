@@ -45,10 +45,31 @@ def join_lists(
         >>> start.tolist(), member.tolist()
         ([0, 3, 5], [8, 9, 7, 8, 9])
     """
-    begin, count = inner_start[member], np.diff(inner_start)[member]
-    ends = np.cumsum(count)
-    at = np.arange(count.sum()) + np.repeat(begin - ends + count, count)
-    return np.append(0, ends)[start], inner[at]
+    first = np.zeros(len(start), dtype=np.int64)
+    fill_lists(start, member, inner_start, inner, first, member[:0])
+    np.cumsum(first, out=first)
+    out = np.empty(first[-1], dtype=np.uint32)
+    fill_lists(start, member, inner_start, inner, first, out)
+    return first, out
+
+
+@parallel_kernel
+def fill_lists(
+    start: Ints, member: Indices, inner_start: Ints, inner: Indices, first: Ints, out: Indices
+) -> None:
+    """`join_lists`: the lengths into ``first`` if there is no room for members, else these."""
+    n = len(start) - 1
+    for task in numba.prange((n + VERTICES - 1) // VERTICES):
+        for v in range(task * VERTICES, min(n, (task + 1) * VERTICES)):
+            at = 0 if len(out) == 0 else first[v]
+            for k in range(start[v], start[v + 1]):
+                a, b = inner_start[member[k]], inner_start[member[k] + 1]
+                if len(out) > 0:
+                    for r in range(a, b):
+                        out[at + r - a] = inner[r]
+                at += b - a
+            if len(out) == 0:
+                first[v + 1] = at
 
 
 @parallel_kernel

@@ -19,6 +19,8 @@ BIAS = 12
 """Weights are held times 2^12, so that the smallest that count are normal float16 numbers."""
 PEAK = 14
 """Values are held with their largest below 2^14, for the same reason."""
+POLYNOMIALS = 1
+"""Of eight exponentials, those computed off the units for them, where products aren't scaled."""
 EXPONENTIALS = 2
 """Of four pairs of near weights, those computed by the units for exponentials."""
 DROPPED_SHARE = 1e-4
@@ -234,7 +236,7 @@ class ExactPlan(Plan):
     def _assembly(self, far: bool = False) -> str:
         """How `kernels.weights_of` makes weights of this plan's products."""
         if not self.scaled:
-            return ""
+            return "" if interpreted() or far else kernels.exp2_assembly(POLYNOMIALS)
         if interpreted():
             return "far" if far else "near"
         return kernels.bits_assembly(0 if far else EXPONENTIALS, not far)

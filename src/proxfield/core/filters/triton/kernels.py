@@ -65,6 +65,41 @@ class Channels(NamedTuple):
     c: int
 
 
+def exp2_assembly(polynomials: int) -> str:
+    """Instructions that make eight numbers 2^x as float16, some of them by a polynomial.
+
+    The units for exponentials are the bottleneck, and the others have time to spare. So a few of
+    every eight are a polynomial of degree 3 (relative error 7.5e-5) for the fraction, and an
+    addition to the exponent's bits for the whole part. Inputs below −100 count as −100: 0 in
+    float16.
+
+    Args:
+        polynomials: How many of eight.
+    """
+    apart = [8 * k // polynomials for k in range(polynomials)] if polynomials else []
+    lines = ["{", ".reg .f32 y<8>, t, n, r, p;", ".reg .b32 m, o;"]
+    for k in range(8):
+        if k not in apart:
+            lines.append(f"ex2.approx.ftz.f32 y{k}, ${4 + k};")
+            continue
+        lines += [
+            f"max.f32 t, ${4 + k}, 0fC2C80000;",
+            "add.f32 n, t, 0f4B400000;",  # 1.5 · 2^23: the last bits are now the whole part
+            "sub.f32 r, n, 0f4B400000;",
+            "sub.f32 r, t, r;",
+            "fma.rn.f32 p, r, 0f3D61FBB0, 0f3E786F0D;",
+            "fma.rn.f32 p, p, r, 0f3F31798D;",
+            "fma.rn.f32 p, p, r, 0f3F7FFB49;",
+            "mov.b32 m, n;",
+            "shl.b32 m, m, 23;",
+            "mov.b32 o, p;",
+            "add.s32 m, m, o;",
+            f"mov.b32 y{k}, m;",
+        ]
+    lines += [f"cvt.rn.f16x2.f32 ${k}, y{2 * k + 1}, y{2 * k};" for k in range(4)]
+    return "\n".join([*lines, "}"])
+
+
 def bits_assembly(exponentials: int, cubic: bool) -> str:
     """Instructions that make eight numbers 2^s as float16 from 1024 s + `encode.ORIGIN`.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -33,6 +34,7 @@ class Backtracking(Rule):
     """
 
     name = "backtracking"
+    step: ClassVar[None] = None
     summary = "the step is found by looking at F; needs no curvature, F never rises"
     monotone = True
     first: float = 0.2

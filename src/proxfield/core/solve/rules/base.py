@@ -100,8 +100,7 @@ class Rule(ABC):
 
     def prepare(self, problem: Problem) -> None:
         """Do the part of `plan` that counts as building the field, and isn't timed."""
-        runs_others = type(self).solve is not Rule.solve
-        step = getattr(self, "step", "certified" if runs_others else None)
+        step = getattr(self, "step", "certified")  # None says that it looks at no curvature
         if step == "certified-local":
             _ = problem.curvature.local
         elif isinstance(step, str):

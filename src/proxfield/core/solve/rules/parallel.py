@@ -9,6 +9,7 @@ the space in which one averages.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -22,6 +23,7 @@ class FullParallel(Rule):
     """d = 0 for all variables at once. Right for attractive fields, oscillates on others."""
 
     name = "full-parallel"
+    step: ClassVar[None] = None
     summary = "all variables at once, undamped; fast where it converges, may oscillate"
 
     def plan(self, problem: Problem) -> Plan:
@@ -37,6 +39,7 @@ class AdHoc(Rule):
     """
 
     name = "adhoc"
+    step: ClassVar[None] = None
     summary = "the usual damping of marginals; no guarantee"
     eta: float = 0.5
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -19,6 +20,7 @@ class Sweep(Rule):
     """
 
     name = "sweep"
+    step: ClassVar[None] = None
     summary = "one variable at a time; never raises F, can't run in parallel"
     monotone = True
     visits_variables = True
@@ -41,6 +43,7 @@ class Colored(Rule):
     """
 
     name = "colored"
+    step: ClassVar[None] = None
     summary = "sweep in parallel by graph color; monotone, best on sparse graphs"
     monotone = True
     visits_variables = True

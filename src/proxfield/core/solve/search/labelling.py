@@ -11,6 +11,7 @@ with searches from other starts, whose results are combined with the best labell
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -36,6 +37,7 @@ class MapSearch(Rule):
     """
 
     name = "map"
+    step: ClassVar[None] = None
     summary = "a labelling of low energy, by cooled chains combined part by part"
 
     def plan(self, problem: Problem) -> Plan:
