@@ -139,8 +139,7 @@ def table(rows: list[tuple[str, str, str]]) -> str:
     out = [
         f"{len(modules)} modules. Imports go downwards only (`make lint`); a lower layer calls "
         "what a higher one has handed to it (a callback, a program, a function) in "
-        f"{len(back)} places"
-        + (", listed below." if back else "."),
+        f"{len(back)} places" + (", listed below." if back else "."),
         "",
         "| module | called first | from | layer |",
         "|---|---|---|---|",
