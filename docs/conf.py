@@ -62,6 +62,10 @@ nitpick_ignore = [  # internal types of public attributes
     ("py:class", "proxfield.core.engines.recorded.Factors"),
     ("py:class", "proxfield.core.engines.torch.tied.TiedEnergy"),
     ("py:class", "proxfield.core.terms.grid.Shift"),
+    ("py:class", "proxfield.core.lowering.lowered.Lowered"),
+    ("py:class", "proxfield.distributed.cut.Cut"),
+    ("py:class", "proxfield.distributed.partition.Whole"),
+    ("py:class", "proxfield.learn.structure.Examples"),
 ]
 
 # Pages: MyST Markdown, executed where they say so ------------------------------------------------
