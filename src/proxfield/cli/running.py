@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from inspect import signature
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -23,12 +23,14 @@ from proxfield.core.solve import request
 from proxfield.core.solve.history import Progress
 from proxfield.core.solve.rules.base import Rule
 from proxfield.core.solve.rules.registry import dense_rules, make_rule
-from proxfield.core.solve.solve_map import MapStatus
 from proxfield.errors import InputError, ProxfieldError
 from proxfield.field import Field
 from proxfield.io.results import read_evidence
 from proxfield.io.uai import read_model
 from proxfield.result import Result, Status
+
+if TYPE_CHECKING:
+    from proxfield.core.solve.solve_map import MapStatus
 
 FAILED, NOT_CONVERGED = 1, 3
 """Exit codes."""

@@ -30,15 +30,13 @@ from proxfield.core.common.records import Record
 from proxfield.core.solve.infer import check_modes
 from proxfield.core.solve.rules.base import Rule
 from proxfield.core.solve.rules.registry import RULES
-from proxfield.core.solve.solve_map import MapResult, solve_map
 from proxfield.errors import InputError, ProxfieldError
 from proxfield.io.files import atomic_write
-from proxfield.io.npy import map_array
 from proxfield.io.results import format_map, format_mar, format_pr
 from proxfield.result import Result
-from proxfield.viz import convergence_figure, save_figure
 
 if TYPE_CHECKING:
+    from proxfield.core.solve.solve_map import MapResult
     from proxfield.distributed import Partition, PartResult, Transport
 
 MAX_SHOWN_MODES = 8
@@ -150,6 +148,8 @@ def mode_rows(result: Result) -> list[tuple[str, str]]:
 
 def search(options: Options) -> int | None:
     """Run ``proxfield map``; returns its exit code."""
+    from proxfield.core.solve.solve_map import solve_map  # imports all searches
+
     check_limits(options)
     check_device(options)
     given, output = options.pick("max_iters", "budget", "threads", "seed", *ENGINE), options.output
@@ -203,6 +203,7 @@ def solve_rank(options: Options, rule: Rule, given: Record) -> tuple[PartResult,
 def read_grid(transport: Transport, path: str, coupling: float) -> Partition:
     """A grid whose unary energies are in a file, of which each rank reads its box."""
     from proxfield.distributed import grid_partition
+    from proxfield.io.npy import map_array
 
     energies = map_array(path)
     if energies.ndim < 2 or energies.dtype.kind != "f" or energies.shape[-1] < 2:
@@ -285,6 +286,8 @@ def compare(options: Options) -> int | None:
 
 def draw(loaded: LoadedModel, results: dict[str, Result], plot: str | None) -> None:
     """Draw and save. A picture that wasn't requested by name may fail."""
+    from proxfield.viz import convergence_figure, save_figure  # other commands draw nothing
+
     name = re.sub(r"(?i)(\.uai)?(\.(gz|xz|bz2))?$", "", Path(loaded.name).name.strip("<>"))
     path = plot or f"{name}-compare.png"
     try:
