@@ -106,7 +106,7 @@ def call_all(module: ModuleType, dtype: str) -> tuple[Array | tuple[float, ...],
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_loops_are_the_vector_instructions(dtype: str) -> None:
-    rounding = {"rtol": 4 * np.finfo(dtype).eps, "atol": 16 * np.finfo(dtype).eps}
+    rounding = {"rtol": 4 * np.finfo(dtype).eps, "atol": 4 * np.finfo(dtype).eps}
     for fast, plain in zip(call_all(simd_llvm, dtype), call_all(simd_loops, dtype), strict=True):
         np.testing.assert_allclose(plain, fast, **rounding)
 
@@ -161,6 +161,8 @@ def test_sums_of_eight_rows(module: ModuleType, keep: float) -> None:
 
 def test_both_offer_the_interface() -> None:
     named = [name for name, own in vars(simd_loops).items() if isinstance(own, CPUDispatcher)]
+    helpers = {"add_lanes", "smaller"}  # of the loops themselves
+    named = [n for n in named if n not in helpers and not n.startswith("lane_")]
     assert len(named) == 18
     for name in named:
         assert getattr(simd, name) is getattr(import_module(simd.choose().module), name)
