@@ -1,4 +1,4 @@
-"""Pictures of people: from above, in the images of cameras, and as a video."""
+"""Pictures of people: from above, in the images of cameras, as a video, and how rules get on."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from proxfield.viz.people import (
     probability_colors,
     write_picture,
 )
+from proxfield.viz.plots import RuleCurve, quality_figure, save_figure
 from proxfield.viz.sheets import contact_sheet
 from proxfield.viz.video import write_video
 
@@ -148,6 +149,29 @@ def test_bad_arguments(scene: Scene, q: np.ndarray, tmp_path: Path) -> None:
         draw_people(np.zeros(20), scene.silhouettes[0], q)
     with pytest.raises(InputError, match=r"written as \.png"):
         write_picture(tmp_path / "x.jpg", np.zeros((2, 2, 3), dtype=np.uint8))
+
+
+# ---- convergence ----
+
+
+def test_two_panels_with_a_curve_for_each_rule(tmp_path: Path) -> None:
+    curves = {
+        "fixed": RuleCurve([0, 10, 25], [9.0, 3.0, 2.0], [np.nan, 0.5, 0.8]),
+        "full-parallel": RuleCurve([0, 10, 25], [9.0, np.inf, 90.0], [-2.0, -3.0, -4.0]),
+    }
+    figure = quality_figure(curves, title="pitch")
+    left, right = figure.axes
+    line = left.get_lines()[0]
+    assert line.get_xdata().tolist() == [1, 10, 25] and line.get_ydata().tolist() == [9, 3, 2]
+    assert right.get_lines()[0].get_ydata().tolist() == [0.5, 0.8]
+    assert left.get_lines()[2].get_ydata().tolist() == [9, 90]
+    assert right.get_ylim() == (-0.03, 1.03)
+    assert [text.get_text() for text in right.texts] == list(curves)
+    save_figure(figure, tmp_path / "q.png")
+    with pytest.raises(InputError, match="no curves"):
+        quality_figure({})
+    with pytest.raises(InputError, match="fixed: 1 values for 2 passes"):
+        quality_figure({"fixed": RuleCurve([1, 2], [1.0], [0.0])})
 
 
 # ---- video ----
