@@ -26,6 +26,14 @@ def frustrated() -> pf.Field:
     return pf.Field(16, 2).add(pf.Ising(edges, weights)).add(pf.Unary(np.eye(16, 2)))
 
 
+@pytest.mark.parametrize(
+    ("seconds", "expected"), [(None, 1.0), (5.0, 1.0), (np.inf, 1.0), (0.5, 0.5)]
+)
+def test_limits_are_only_narrowed(seconds: float | None, expected: float) -> None:
+    assert Limits(5, 0.0, 1.0).until(seconds=seconds).budget == expected
+    assert Limits(5).until(seconds=seconds).budget == (seconds if seconds != np.inf else None)
+
+
 def test_a_stage_keeps_to_the_limit_of_the_whole() -> None:
     lowered = frustrated().lower()
     program = compile_program(lowered)

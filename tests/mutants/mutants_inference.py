@@ -67,7 +67,7 @@ STEPS = [
         "core/engines/reference.py",
         "+ float((positive * np.log(positive)).sum())",
         "- float((positive * np.log(positive)).sum())",
-        "conformance/test_conformance.py::test_free_energy[float64-reference-pairwise-shared]",
+        "conformance/test_conformance.py::test_free_energy[float32-reference-factor-arity-4]",
     ),
     Mutant(
         "annealed-step-not-for-its-temperature",
@@ -324,7 +324,7 @@ BUDGETS = [
         "core/solve/history.py",
         "for x in (self.budget, seconds)",
         "for x in (seconds,)",
-        "inference/test_pace.py::test_without_time_for_an_iteration_the_start_comes_back",
+        "inference/test_loop.py::test_limits_are_only_narrowed",
     ),
 ]
 
