@@ -43,13 +43,7 @@ def shown(value: object) -> str:
 
 
 def cut_middle(text: str, longest: int, *, head_share: float = 0.5) -> str:
-    """Text without its middle, if it is longer than that.
-
-    Args:
-        text: The text.
-        longest: Maximum number of characters that are left.
-        head_share: Share of them that stay at the beginning.
-    """
+    """Text without its middle, if it is too long; a share of what stays is at its beginning."""
     if len(text) <= longest:
         return text
     room = max(0, longest - len(ELLIPSIS))
@@ -77,12 +71,10 @@ def one_line(text: str, longest: int = LONGEST_LINE) -> str:
 
 
 def _expectation(line: str) -> int:
-    """Where a message begins to say what was expected; its length if it doesn't."""
+    """Where a message begins to say what was expected, or a remedy; its length if it doesn't."""
     found = _EXPECTED.search(line)
-    if found is not None:
-        return found.start()
-    remedy = line.rfind("; ")
-    return len(line) if remedy < 0 else remedy
+    at = line.rfind("; ") if found is None else found.start()
+    return len(line) if at < 0 else at
 
 
 def _shorten(line: str, longest: int) -> str:

@@ -24,8 +24,8 @@ from proxfield.core.lowering.lowered import Lowered, interaction_scale
 from proxfield.core.solve.history import LOOK_SECONDS, Limits
 from proxfield.core.solve.loop import Loop, warm_up
 from proxfield.core.solve.rules.base import Outcome, Rule
+from proxfield.core.solve.rules.parallel import Sweep
 from proxfield.core.solve.rules.portfolio import HALTED
-from proxfield.core.solve.rules.schedules import Sweep
 from proxfield.core.solve.search import tuned
 from proxfield.core.solve.search.labelling import LabellingSearch
 from proxfield.core.solve.session import Session
@@ -73,10 +73,7 @@ def solve_hard(session: Session, rule: Rule) -> Outcome:
 
 
 def penalize(session: Session, rule: Rule, finder: Finder) -> Status | None:
-    """Iterate under growing penalties, rounding after each stage; why it stopped, if it did.
-
-    Building the field of the first stage is part of the set-up, that of the others of the work.
-    """
+    """Iterate under growing penalties, rounding after each stage; why it stopped, if it did."""
     loop = session.loop
     penalty, build_seconds = FIRST_PENALTY, 0.0
     while penalty <= LAST_PENALTY:
@@ -121,10 +118,7 @@ class Finder:
         self.sweep_seconds = session.loop.now() - begun
 
     def round(self, q: Floats, spent: float = 0.0) -> bool:
-        """Round marginals under a steep penalty, if there is time; is the result feasible?
-
-        ``spent`` are seconds since the loop's clock was last read.
-        """
+        """Round marginals under a steep penalty, if there is time; is the result feasible?"""
         left = self.session.seconds_left - spent - self.sweep_seconds  # what follows a sweep
         sweeps = int(np.clip(left / max(self.sweep_seconds, 1e-9), 0, ROUND_SWEEPS))
         return sweeps > 0 and self.take(self.steep.descend(q, sweeps))
@@ -138,11 +132,7 @@ class Finder:
         return bool(np.isfinite(energy))
 
     def search(self, stopped: Status | None) -> tuple[Status | None, bool]:
-        """Repair random roundings; if none works, backtrack with propagation.
-
-        Returns why the inference has to stop, if it does, and whether it is proved that no
-        labelling is feasible.
-        """
+        """Repair random roundings, or backtrack; why to stop, and is it proved that none exists?"""
         rng = np.random.default_rng(self.session.problem.seed)
         layout = self.lowered.layout
         deadline = Deadline(self.session.loop, self.session.limits, self.q)
@@ -167,13 +157,12 @@ class Deadline:
 
     def __init__(self, loop: Loop, limits: Limits, q: Doubles) -> None:
         self.loop, self.limits, self.q, self.now = loop, limits, q, loop.now
-        self.begun = self.looked = self.now()
-        self.base = loop.elapsed
+        self.begun, self.base = self.now(), loop.elapsed
         left = limits.seconds_left(loop.elapsed)
         self.seconds = SEARCH_SECONDS if limits.budget is None else max(GRACE_SECONDS, left)
         self.status: Status | None = None
-        self.longest = 0.0
-        """Duration of the longest step so far; the next one must fit."""
+        self.longest = self.looked = 0.0
+        """Seconds of the longest step so far, as the next one must fit, and until the last look."""
 
     def seconds_since(self) -> float:
         """Seconds since the work began."""
@@ -181,36 +170,31 @@ class Deadline:
 
     def over(self) -> bool:
         """Whether it is time to stop; calls the callback from time to time."""
-        now = self.now()
-        if self.status is None and now - self.looked > LOOK_SECONDS:
-            self.looked = now
-            if self.loop.report(np.inf, self.q.copy, seconds=self.base + now - self.begun):
+        spent = self.seconds_since()
+        if self.status is None and spent - self.looked > LOOK_SECONDS:
+            self.looked = spent
+            if self.loop.report(np.inf, self.q.copy, seconds=self.base + spent):
                 self.status = Status.STOPPED
-        if self.status is None and now - self.begun + self.longest >= self.seconds:
+        if self.status is None and spent + self.longest >= self.seconds:
             self.status = None if self.limits.budget is None else Status.BUDGET
             return True
         return self.status is not None
 
 
 def backtrack(lowered: Lowered, q: Floats, deadline: Deadline) -> tuple[Ints | None, bool]:
-    """Depth-first search with arc consistency; smallest domain and likeliest label first.
-
-    Returns a labelling or None, and whether it is proved that there is none: a search that runs out
-    of places proves it.
-    """
+    """Depth-first search with arc consistency; a labelling, and is it proved there is none?"""
     layout = lowered.layout
     factors = [f for f in lowered.factors if f.hard]
 
-    def prune(keep: NDArray[np.bool_]) -> int:
-        begun = deadline.now()
-        removed = int(sum(f.prune(layout, keep) for f in factors))
-        deadline.longest = max(deadline.longest, deadline.now() - begun)
-        return removed
-
     def propagate(keep: NDArray[np.bool_]) -> bool:
-        while prune(keep) and (layout.sum_by_variable(keep) > 0).all() and not deadline.over():
-            pass
-        return bool((layout.sum_by_variable(keep) > 0).all())
+        """Prune until nothing more goes; whether each variable has a label left."""
+        while True:
+            begun = deadline.now()
+            removed = int(sum(f.prune(layout, keep) for f in factors))
+            deadline.longest = max(deadline.longest, deadline.now() - begun)
+            possible = bool((layout.sum_by_variable(keep) > 0).all())
+            if not removed or not possible or deadline.over():
+                return possible
 
     stack = [np.ones(layout.size, dtype=bool)]
     while stack:
@@ -256,7 +240,7 @@ def descend_exactly(session: Session, finder: Finder, stopped: Status | None) ->
             late = 2 * finder.sweep_seconds > left
             if stopped is Status.INTERRUPTED or late:
                 return Outcome(start, finder.energy, stopped, labels)  # no entropy: F is E
-            once = loop.aside(Limits(1, session.limits.tol))
+            once = Loop(Limits(1, session.limits.tol), now=loop.now, costs=loop.costs)
             once.run(program, natural, state, first=finder.energy)
             return Outcome(program.marginals(state), once.last, stopped, labels)
     best = session.run_plan(Sweep(), natural, start)
@@ -268,7 +252,8 @@ def descend_exactly(session: Session, finder: Finder, stopped: Status | None) ->
                 break
             order = Order(rng.permutation(layout.n_vars))
             budget = None if session.limits.budget is None else session.seconds_left
-            tried = loop.aside(Limits(min(ORDER_SWEEPS, most), session.limits.tol, budget))
+            limits = Limits(min(ORDER_SWEEPS, most), session.limits.tol, budget)
+            tried = Loop(limits, now=loop.now, costs=loop.costs)
             with loop.clock():
                 state = program.start(start)
                 status = tried.run(program, order, state, first=finder.energy)
@@ -282,9 +267,6 @@ def descend_exactly(session: Session, finder: Finder, stopped: Status | None) ->
         best.status = Status.INTERRUPTED
     best.labels = labels
     return best
-
-
-# ---- solve_map ----
 
 
 def search_forbidden(session: Session) -> Outcome:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +24,6 @@ from proxfield.core.common.arrays import Array, Doubles, Floats
 from proxfield.core.engines.base import Batch, Program, State, Tangent
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.terms.base import Layout, offers
-
-P = TypeVar("P")
-S = TypeVar("S")
 
 RESIDUAL_FACTOR = 2.0
 """A Ritz value counts as the lowest if it is above −1 by so many times its residual."""
@@ -64,7 +61,7 @@ class Judgement:
     free_energy: float = np.inf
 
 
-def fixed_points(program: Batch[P, S], state: S, tol: float) -> NDArray[np.bool_]:
+def fixed_points(program: Batch[Any, Any], state: object, tol: float) -> NDArray[np.bool_]:
     """Whether softmax(−g(q)) of each field is within ``tol`` of q, up to rounding.  # (fields,)"""
     residual, rounding = program.residual_each(state)
     return np.asarray(residual <= tol + rounding)
@@ -82,17 +79,8 @@ def judge(
 ) -> Judgement:
     """Test whether a fixed point is a minimum of F; its state doesn't change.
 
-    Args:
-        program: The field.
-        state: A fixed point.
-        seed: Random seed of the first direction.
-        max_products: Maximum number of products with H.
-        min_products: Products that are made even if it is late.
-        late: Is it time to give up?
-        space: The scaled Hessian, if it is another than that of the program's field.
-
-    Returns:
-        A saddle is only called so if a point of lower F was found.
+    A saddle is only called so if a point of lower F was found. ``min_products`` products with H are
+    made even if it is late; ``space`` is the scaled Hessian, if it isn't that of the program.
     """
     lowered, dtype = program.lowered, program.dtype.name
     if space is None:
@@ -144,13 +132,7 @@ def proves_minimum(lowered: Lowered, q: Floats, late: Callable[[], bool] = lambd
 
 
 class Scaled:
-    """Rᵀ H R at a fixed point; see the module's text.
-
-    Args:
-        tangent: The fixed point.
-        quadratic: Whether all terms are pairwise, so that the gradient is affine.
-        negligible: Marginals below this are left out.
-    """
+    """Rᵀ H R at a fixed point, without negligible marginals; affine if all terms are pairwise."""
 
     def __init__(self, tangent: Tangent, quadratic: bool, negligible: float) -> None:
         self.tangent = tangent
@@ -273,10 +255,7 @@ def lowest_curvature(
 
 
 def descend_along(program: Program, state: State, unit: Doubles) -> Judgement:
-    """Follow a direction of negative curvature, both ways, as long as F falls.
-
-    The direction is given by relative changes of marginals, at most 1.  # (layout.size,)
-    """
+    """Follow a direction (relative changes, at most 1) both ways, as long as F falls."""
     layout = program.lowered.layout
     q = program.marginals(state).astype(np.float64)
     f = program.free_energy(state)
@@ -301,12 +280,6 @@ def descend_along(program: Program, state: State, unit: Doubles) -> Judgement:
             break
         low, point = further, moved
     return Judgement(Verdict.SADDLE, point, low)
-
-
-def nudged(layout: Layout, q: Floats, seed: int) -> Doubles:
-    """Marginals with θ shifted by a little seeded noise, so that no symmetry is left."""
-    rng = np.random.default_rng([seed, OFFSET])
-    return shifted(layout, q, NOISE_SCALE * rng.normal(size=len(q)))
 
 
 def shifted(layout: Layout, q: Floats, by: Floats) -> Doubles:

@@ -18,10 +18,7 @@ T = TypeVar("T")
 
 
 class ChainSearch:
-    """A search for a state at which an objective is low, by chains that are heated and cooled.
-
-    `MinimumSearch` minimizes F, `LabellingSearch` the energy.
-    """
+    """A search for a low F or energy, by chains that are heated and cooled."""
 
     def __init__(self, session: Session) -> None:
         self.session, self.loop = session, session.loop
@@ -51,16 +48,10 @@ class ChainSearch:
 class Arms(Generic[T]):
     """Options to draw from, with what each has gained and cost (a bandit).
 
-    Every option also counts as one outcome of average gain per cost, so that none is given up
-    after a single failure.
-
-    Args:
-        options: The options, and how often each is drawn as long as nothing is known.
-        memory: Weight of what was learned before when more is learned: what pays changes as a
-            search goes on.
-        curiosity: Share of the draws that don't look at what paid.
-        sharpness: Power of gain per cost that the other draws are in proportion to.
-        prior: Cost of the average outcome that is added; by default the average cost.
+    Every option also counts as one outcome of average gain per cost and the cost ``prior`` (by
+    default the average), so that none is given up after a single failure. ``memory`` is the weight
+    of earlier outcomes, ``curiosity`` the share of draws that don't look at what paid; the others
+    are in proportion to a power (``sharpness``) of gain per cost.
     """
 
     def __init__(
@@ -89,10 +80,6 @@ class Arms(Generic[T]):
         p = self.shares() if allowed is None else np.where(allowed, self.shares(), 0.0)
         return int(rng.choice(len(p), p=p / p.sum()))
 
-    def draw_several(self, rng: np.random.Generator, count: int) -> Ints:
-        """Numbers of options, each drawn by itself.  # (count,)"""
-        return rng.choice(len(self.first), size=count, p=self.shares())
-
     def learn(self, option: int | Ints, gain: ArrayLike, cost: ArrayLike) -> None:
         """An option, or several, lowered the objective by ``gain``, at a cost in any unit."""
         self.gain *= self.memory
@@ -103,15 +90,7 @@ class Arms(Generic[T]):
 
 
 class ChainPace:
-    """How fast chains have been, and what there is time for: seconds or, without a budget, sweeps.
-
-    Attributes:
-        threads: Threads that the next chains run on.
-        paces: Sweeps a second, by moves ("": without sampling) and number of threads.
-        work: Sweeps and seconds that this was learned from; earlier ones count less.
-        rounds: How often chains have run.
-        visits: Entries and edge ends that a sweep visits.
-    """
+    """How fast chains are (sweeps a second by moves and threads), and what there is time for."""
 
     def __init__(self, session: Session) -> None:
         self.session, self.loop = session, session.loop
@@ -123,15 +102,11 @@ class ChainPace:
 
     def learn(self, moves: str, sweeps: int, seconds: float) -> None:
         """So many sweeps of chains took so long."""
-        known = self.work.get((moves, self.threads), (0.0, 0.0))
-        known = 0.5 * known[0] + sweeps, 0.5 * known[1] + seconds
+        before = self.work.get((moves, self.threads), (0.0, 0.0))  # earlier work counts less
+        known = 0.5 * before[0] + sweeps, 0.5 * before[1] + seconds
         self.work[moves, self.threads] = known
         self.paces[moves, self.threads] = max(1.0, known[0]) / known[1]
         self.rounds += 1
-
-    def waiting(self) -> bool:
-        """Whether several threads make fewer sweeps a second than one."""
-        return self.lanes() > 1 and self.paces["sites", self.threads] < self.paces["sites", 1]
 
     def spent(self) -> float:
         """What has been used up."""
@@ -163,10 +138,8 @@ class ChainPace:
         """Sweeps a second that all threads make (1 without a budget)."""
         if self.budget is None:
             return 1.0
-        for key in ((moves, self.threads), (moves, 1), ("sites", self.threads)):
-            if key in self.paces:
-                return self.paces[key]
-        return self.paces["sites", 1]
+        keys = [(moves, self.threads), (moves, 1), ("sites", self.threads), ("sites", 1)]
+        return next(self.paces[key] for key in keys if key in self.paces)
 
     def room(self, moves: str) -> float:
         """Sweeps of each of the next chains that fit into what is left."""
@@ -201,13 +174,8 @@ class ChainPace:
         return seconds * self.visits < tuned.PREPARING_SHARE * self.session.seconds_left
 
     def choose_threads(self) -> None:
-        """One thread or all: whichever makes more sweeps a second here and now.
-
-        On a busy machine threads wait for each other; the pace of both is looked at
-        again now and then. This decides how fast chains run, not what they find.
-        """
+        """One thread or all: whichever makes more sweeps a second; looked at again now and then."""
         most = self.session.program.threads
         paces = [self.paces.get(("sites", k), np.inf) for k in (1, most)]
-        best = 1 if paces[0] > paces[1] else most
-        other = most if best == 1 else 1
-        self.threads = other if self.rounds % 16 == 15 else best
+        one = (paces[0] > paces[1]) != (self.rounds % 16 == 15)
+        self.threads = 1 if one else most
