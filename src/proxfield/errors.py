@@ -43,7 +43,13 @@ def shown(value: object) -> str:
 
 
 def cut_middle(text: str, longest: int, *, head_share: float = 0.5) -> str:
-    """Text without its middle, if it is too long; a share of what stays is at its beginning."""
+    """Text without its middle, if it is longer than that.
+
+    Args:
+        text: The text.
+        longest: Maximum number of characters that are left.
+        head_share: Share of them that stay at the beginning.
+    """
     if len(text) <= longest:
         return text
     room = max(0, longest - len(ELLIPSIS))

@@ -23,7 +23,10 @@ Array: TypeAlias = Any
 
 
 def library_of(array: Array | float) -> ModuleType:
-    """The library an array belongs to: numpy, or torch for its tensors, which is loaded then."""
+    """The library an array belongs to: numpy, or torch for its tensors.
+
+    torch is imported only where it made the array, so it is loaded already.
+    """
     if isinstance(array, (np.ndarray, np.generic, float, int)):
         return np
     import torch  # type: ignore[import-not-found,unused-ignore]
@@ -46,7 +49,11 @@ def rsqrt(array: Array) -> Array:
 def group_positions(
     values: Ints | NDArray[np.int32], count: int
 ) -> tuple[Ints, Ints | NDArray[np.int32]]:
-    """Starts, and positions of each value below ``count``: a stable argsort in linear time."""
+    """Positions of each value from 0 to ``count`` − 1: a stable argsort in linear time.
+
+    Returns:
+        Where the positions of each number start (count + 1,), and all positions (m,).
+    """
     from scipy.sparse import csr_matrix
 
     m = len(values)

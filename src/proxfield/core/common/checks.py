@@ -56,7 +56,11 @@ def whole_count(value: Any, what: str, least: int) -> int:
 
 
 def whole_numbers(values: ArrayLike, what: str) -> NDArray[np.int64]:
-    """Whole numbers as int64, also such as were floats; none is beyond ±2^53."""
+    """Whole numbers as int64, also such as were floats.
+
+    Raises:
+        InputError: For fractions, NaN, infinity and numbers beyond ±2^53, with the first of these.
+    """
     try:
         raw = np.asarray(values)
         numbers = raw if raw.dtype.kind in "iu" else np.asarray(raw, dtype=np.float64)

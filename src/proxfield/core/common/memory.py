@@ -91,7 +91,10 @@ def available_cores() -> int:
 
 
 def memory_left() -> int | None:
-    """Bytes that the limits leave, pages of files that nobody uses included; None: no limit."""
+    """Bytes that the limits of memory leave; None without a limit.
+
+    Pages of files that nobody uses count as used, but are given up when memory is needed.
+    """
     left = []
     for group in _groups():
         limit, used = _number(group / "memory.max"), _number(group / "memory.current")

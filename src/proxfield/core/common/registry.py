@@ -17,7 +17,11 @@ class Registry(UserDict[str, T]):
     """Entries by name. A new one is one line, and asking for one imports no other.
 
     Applications add theirs when they are imported. They are imported when a name isn't known yet,
-    or when all entries are asked for. Places of entries are given as "module:name".
+    or when all entries are asked for.
+
+    Args:
+        places: Where entries are, as "module:name".
+        package: What the modules' names are relative to.
 
     Example:
         >>> registry = Registry({"fraction": "fractions:Fraction"})

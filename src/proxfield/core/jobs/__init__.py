@@ -182,7 +182,10 @@ def share_of(jobs: int) -> int:
 
 
 def threads_per_item(jobs: int | None = None, threads: int | None = None) -> int | None:
-    """Threads of an item: as given, else a share of the cores; None: all, in this process."""
+    """Threads of an item: as given, else a share of the cores, or 1 on other machines.
+
+    None: as many as there are, for items in this process.
+    """
     if threads is not None:
         return int(threads)
     slots = slots_of(jobs)
@@ -256,9 +259,14 @@ class Workers:
     def run(
         self, function: Callable[[T], R], items: Iterable[T], name: Callable[[T], str] = str
     ) -> Iterator[R]:
-        """The results for items, as they come, in any order; arguments are those of `run_jobs`.
+        """The results for items, as they come, in any order.
 
         After Ctrl-C it ends early; leaving the context raises KeyboardInterrupt.
+
+        Args:
+            function: What to do with an item; both may travel to other processes.
+            items: Taken one by one, a few ahead of the work.
+            name: What to call an item in an error.
 
         Raises:
             LostWorkerError: If items killed their workers whenever they were tried.
@@ -269,7 +277,13 @@ class Workers:
 
 
 class BackendWorkers(Workers):
-    """Workers of the backend that ``joblib.parallel_config`` names."""
+    """Workers of the backend that ``joblib.parallel_config`` names.
+
+    Args:
+        backend: The backend.
+        jobs: Number of items at a time.
+        folder: The folder that relative names count from.
+    """
 
     elsewhere = True
 
@@ -298,8 +312,15 @@ def call(
 ) -> R:
     """Call a function in a worker, which may have been started elsewhere and by somebody else.
 
-    Relative names count from the folder, if there are any. A worker that has another version than
-    where the item comes from, or doesn't have the folder, raises ClusterError.
+    Args:
+        function: What to do.
+        item: With what.
+        folder: The folder that relative names count from; None: there are none.
+        version: Of the library where the item comes from.
+        elsewhere: Whether that may be another machine.
+
+    Raises:
+        ClusterError: If the worker has another version, or doesn't have the folder.
     """
     if version != __version__:
         raise ClusterError(

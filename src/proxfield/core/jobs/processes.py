@@ -78,7 +78,11 @@ class Ticket:
 
 
 class WorkerPool(Workers):
-    """Workers that take items one by one; those of killed ones are tried again."""
+    """Workers that take items one by one, and whose items are tried again if one is killed.
+
+    Items are alone at their last try, which shows which of them is the cause. Ctrl-C is only
+    remembered, and asked for between results.
+    """
 
     retries = 1
     """How often an item is tried again after its worker was killed."""
@@ -147,7 +151,16 @@ class WorkerPool(Workers):
 
 
 class Processes(WorkerPool):
-    """Processes of loky; neither Ctrl-C nor the end of their parent leaves any behind."""
+    """Processes of loky; neither Ctrl-C nor the end of their parent leaves any behind.
+
+    Ctrl-C reaches all processes of a terminal. Raised while processes are being started or ended,
+    it would leave some behind.
+
+    Args:
+        jobs: Number of processes.
+        threads: Maximum number of threads of each.
+        folder: The folder that relative names count from.
+    """
 
     retries = 2
     max_given_up = 3
@@ -238,7 +251,15 @@ def _begin_worker(parent: int) -> None:
 
 @contextmanager
 def connected(address: str | None) -> Iterator[None]:
-    """Use the Dask cluster at an address for all jobs within the block; None: no cluster."""
+    """Use the Dask cluster at an address for all jobs within the block; None: no cluster.
+
+    Args:
+        address: Of the scheduler, ``tcp://host:8786``.
+
+    Raises:
+        ClusterError: If there is no scheduler.
+        MissingDependencyError: If Dask isn't installed.
+    """
     if address is None:
         yield
         return
@@ -259,7 +280,14 @@ def connected(address: str | None) -> Iterator[None]:
 
 
 class DaskWorkers(WorkerPool):
-    """The workers of a Dask cluster, which may be without any for some seconds (``patience``)."""
+    """The workers of a Dask cluster.
+
+    Args:
+        client: The connection, of class ``distributed.Client``.
+        jobs: Maximum number of items at a time; None: as many as the cluster has threads.
+        folder: The folder that relative names count from.
+        patience: How long the cluster may be without workers, in seconds.
+    """
 
     elsewhere = True
 

@@ -77,7 +77,10 @@ class Curvature:
     """Duration of one product with P H P, measured by `prepare`."""
 
     def prepare(self) -> None:
-        """Do the part that counts as building the field: compile, and bounds from tables."""
+        """Do the part that counts as building the field, so that the rest can be timed.
+
+        Compiles what is needed, and takes the bounds from the tables.
+        """
         if all(offers(t, "curvature") for t in self.lowered.terms):  # else there is no bound
             _ = self.local
         if self.relative_terms and certifiable(self.lowered):
@@ -158,7 +161,10 @@ class Curvature:
         return lambda v: center(apply(center(v))), low.layout.size, HOST
 
     def refinement(self) -> StepRefinement | None:
-        """The search for a step above that from λ_i, as iterations go on; or None."""
+        """The search for a step above the one from λ_i, to be made as iterations go on.
+
+        None where λ is known, or no λ_i certify a step, or λ takes no products with H.
+        """
         low, terms = self.lowered, list(self.lowered.terms)
         pairs = [t for t in terms if by_lanczos(t)]
         bounded = all(offers(t, "curvature") and not offers(t, "spectrum") for t in terms)
@@ -294,7 +300,10 @@ def largest_eigenvalue(
     late: Callable[[], bool] = lambda: False,
     vectors: HostVectors = HOST,
 ) -> float:
-    """The largest eigenvalue, rounded up; its bound where Lanczos doesn't converge in time."""
+    """The largest eigenvalue of a symmetric operator, rounded up.
+
+    ``bound``, which no eigenvalue exceeds, is returned where Lanczos doesn't converge in time.
+    """
     if size <= MAX_DENSE_SIZE:
         dense = np.stack([vectors.get(apply(vectors.put(e))) for e in np.eye(size)])
         top = float(np.linalg.eigvalsh((dense + dense.T) / 2)[-1])

@@ -73,7 +73,10 @@ def solve_hard(session: Session, rule: Rule) -> Outcome:
 
 
 def penalize(session: Session, rule: Rule, finder: Finder) -> Status | None:
-    """Iterate under growing penalties, rounding after each stage; why it stopped, if it did."""
+    """Iterate under growing penalties, rounding after each stage; why it stopped, if it did.
+
+    Building the field of the first stage is part of the set-up, that of the others of the work.
+    """
     loop = session.loop
     penalty, build_seconds = FIRST_PENALTY, 0.0
     while penalty <= LAST_PENALTY:
@@ -118,7 +121,10 @@ class Finder:
         self.sweep_seconds = session.loop.now() - begun
 
     def round(self, q: Floats, spent: float = 0.0) -> bool:
-        """Round marginals under a steep penalty, if there is time; is the result feasible?"""
+        """Round marginals under a steep penalty, if there is time; is the result feasible?
+
+        ``spent`` are seconds since the loop's clock was last read.
+        """
         left = self.session.seconds_left - spent - self.sweep_seconds  # what follows a sweep
         sweeps = int(np.clip(left / max(self.sweep_seconds, 1e-9), 0, ROUND_SWEEPS))
         return sweeps > 0 and self.take(self.steep.descend(q, sweeps))
@@ -132,7 +138,11 @@ class Finder:
         return bool(np.isfinite(energy))
 
     def search(self, stopped: Status | None) -> tuple[Status | None, bool]:
-        """Repair random roundings, or backtrack; why to stop, and is it proved that none exists?"""
+        """Repair random roundings; if none works, backtrack with propagation.
+
+        Returns why the inference has to stop, if it does, and whether it is proved that no
+        labelling is feasible.
+        """
         rng = np.random.default_rng(self.session.problem.seed)
         layout = self.lowered.layout
         deadline = Deadline(self.session.loop, self.session.limits, self.q)
@@ -182,7 +192,11 @@ class Deadline:
 
 
 def backtrack(lowered: Lowered, q: Floats, deadline: Deadline) -> tuple[Ints | None, bool]:
-    """Depth-first search with arc consistency; a labelling, and is it proved there is none?"""
+    """Depth-first search with arc consistency; smallest domain and likeliest label first.
+
+    Returns a labelling or None, and whether it is proved that there is none: a search that runs out
+    of places proves it.
+    """
     layout = lowered.layout
     factors = [f for f in lowered.factors if f.hard]
 

@@ -174,7 +174,10 @@ def infer_one(field: Field, request: Request, session: Session) -> Result:
 def accurate(
     outcome: Outcome, request: Request, session: Session, cell: Cell | None = None
 ) -> Outcome:
-    """An outcome whose bound is one: of small fields in float32, F in float64."""
+    """An outcome whose bound is one: of small fields in float32, F is evaluated in float64.
+
+    It is F of exactly these marginals, normalized in float64 (within a cell, if one is given).
+    """
     lowered = session.problem.lowered
     exact = request.dtype != "float32" or session.program.sums_in_double
     if exact or lowered.layout.size > MAX_DOUBLE_CHECK or not np.isfinite(outcome.free_energy):

@@ -48,7 +48,11 @@ MIN_GAIN = 1.1
 
 
 class HostVectors:
-    """Vectors of numpy, and what is done with them beside arithmetic; a device has its own kind."""
+    """Vectors of numpy, and what is done with them beside arithmetic; a device has its own kind.
+
+    Attributes:
+        columns: Entries of the basis that a restart combines at a time.
+    """
 
     columns = COLUMNS
 
@@ -75,7 +79,14 @@ HOST = HostVectors()
 
 @dataclass(eq=False)
 class Lanczos:
-    """The largest eigenvalue of a symmetric operator, approached from below."""
+    """The largest eigenvalue of a symmetric operator, approached from below.
+
+    Attributes:
+        value: The largest Ritz value so far: no eigenvalue is known to be larger, and the
+            largest eigenvalue isn't smaller.
+        converged: Whether the residual is below ``tol``.
+        products: Products made.
+    """
 
     apply: Callable[[Array], Array]
     size: int

@@ -56,13 +56,21 @@ class Loop(History):
         first: float | None = None,
         trace: bool | None = None,
     ) -> Status:
-        """Iterate until converged or a limit is reached; the state is changed in place.
+        """Iterate until converged or a limit is reached.
 
         Converged means that softmax(−g(q)) is within the tolerance of q. It is tested where an
         update changed q by less than that; if it fails, the next test waits twice as many
-        iterations. Limits, and whether F of every state is kept (``trace``), are by default those
-        of the whole inference. Where the program's F isn't the user's (``visible``), the trace
-        shows +inf. ``first`` is F of the state, where it is known.
+        iterations.
+
+        Args:
+            program: What to iterate with.
+            plan: How the state moves.
+            state: Where it is; changed in place.
+            limits: Where this call ends; by default where the inference does.
+            visible: Is the program's F the user's F? If not, the trace shows +inf.
+            keep_best: Remember the state of lowest F.
+            first: F of the state, where it is known.
+            trace: Keep F of every state? By default as for the whole inference.
         """
         limits = self.limits if limits is None else limits
         trace = self.trace if trace is None else trace
@@ -138,7 +146,11 @@ def make_updates(
 def run_together(
     loops: list[Loop], program: Batch[P, S], plan: P, state: S, keep_best: bool = False
 ) -> list[Status]:
-    """Iterate fields together, each to its own end and within its own limits; see `Loop.run`."""
+    """Iterate fields together, each to its own end and within its own limits.
+
+    None of their loops has run yet, and all use the same clock. Other arguments are those of
+    `Loop.run`.
+    """
     warm_up(program, plan, state, loops[0].trace)
     if loops[0].limits.budget is not None:
         first = loops[0].costs.evaluate(program, state, loops[0].now)
@@ -370,7 +382,11 @@ class Drive(Generic[P, S]):
                 loop.elapsed = run.base + seconds
 
     def snapshot(self, n: int) -> tuple[list[Doubles], S | None, int]:
-        """A copy of the state (of several fields their marginals), and how many updates to make."""
+        """What is needed to find the best of the next states, and how many updates to make.
+
+        A copy of the state, to make any of the next n again. Of several fields the marginals
+        alone, since a copy would be kept as long as it holds the best state of one of them.
+        """
         if n > 1 and self.program.fields == 1:
             try:
                 return [], self.program.copy(self.state), n

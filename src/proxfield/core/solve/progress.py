@@ -104,7 +104,10 @@ def shown(name: str) -> Iterator[Show | None]:
 
 @contextmanager
 def watching(wanted: bool, name: str, callback: Callback | None) -> Iterator[Callback | None]:
-    """The user's callback, or one that shows a bar first, if one is wanted."""
+    """A callback that shows a bar, if one is wanted, and then calls the user's.
+
+    Where there is no bar, it is the user's own.
+    """
     with shown(name) if wanted else nullcontext() as show:
         if show is None:
             yield callback

@@ -108,7 +108,10 @@ class Request:
             note_rule(session.made, self.rule.name)
 
     def open(self, field: Field, init: Start | None = None) -> Session:
-        """The session of one field, from ``init`` or the request's start."""
+        """The session of one field, from ``init`` or the request's start.
+
+        Where no labelling is possible, it starts uniform.
+        """
         log.debug("%r on kernels %s in %s, seed %d", self.rule, self.kernels, self.dtype, self.seed)
         lowered = field.lower()
         if on_gpu(self.kernels):

@@ -174,7 +174,10 @@ class Session:
     def run_plan(
         self, rule: Rule, plan: Plan, start: Doubles, *, thorough: bool = False
     ) -> Outcome:
-        """Iterate a rule's plan to the limits; then test a fixed point for being a saddle."""
+        """Iterate a rule's plan to the limits; a fixed point is tested for being a saddle.
+
+        A thorough test goes on until it is decided, unless the budget ends first.
+        """
         program, loop = self.program, self.loop
         state = self.begin(start)
         loop.begin_stage()
@@ -236,7 +239,10 @@ class Session:
         return lambda ahead=0.0: now() + ahead > deadline
 
     def off_center(self, start: Doubles) -> Doubles:
-        """A start off the center, if there is no time to find out that it is a saddle."""
+        """A start off the center, if the budget is too short to find out that it is a saddle.
+
+        Part of the set-up, not of the clock.
+        """
         loop, budget, layout = self.loop, self.limits.budget, self.problem.lowered.layout
         if budget is None or loop.costs.evaluation <= SHORT_EVALUATION or loop.iterations > 0:
             return start
@@ -278,7 +284,10 @@ class Session:
 def conclude(
     loop: Loop, rule: Rule, last: Outcome, first: Callable[[], float], start: Doubles, keep: str
 ) -> Outcome:
-    """The last state of a run of a rule, or the best one: after Ctrl-C, or as ``keep`` says."""
+    """What to hand back after a plan of a rule has run in a loop: the best state, if so asked.
+
+    ``last`` is the last state; ``first`` gives F of the start; ``keep`` is as in `infer`.
+    """
     q, f, status = last.q, last.free_energy, last.status
     if status is Status.DIVERGED:
         f, q = (first(), start) if loop.best is None else loop.best.recover()

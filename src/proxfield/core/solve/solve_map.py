@@ -327,7 +327,11 @@ def search(field: Field, request: Request, session: Session) -> MapResult:
 
 
 def in_range(session: Session) -> tuple[Session, int]:
-    """The session with energies of ordinary size, and the power of 2 that they were divided by."""
+    """The session with energies of ordinary size, and the power of 2 that they were divided by.
+
+    Very small or large ones under- and overflow in squares of energies, and tell no gain from
+    rounding. Whatever the callback is told stays in the user's unit.
+    """
     lowered, loop = session.problem.lowered, session.loop
     exponent, callback = exponent_of(lowered), session.loop.callback
     if exponent == 0 or lowered.extras:
@@ -343,7 +347,10 @@ def in_range(session: Session) -> tuple[Session, int]:
 
 
 def exponent_of(lowered: Lowered) -> int:
-    """The power of 2 that energies are of, where all kinds are unusual; else 0."""
+    """The power of 2 that energies are of, where all kinds of them are unusual; else 0.
+
+    A few very large ones, as people write them for what they forbid, change nothing.
+    """
     arrays = [lowered.unary, *(f.tables for f in lowered.factors)]
     arrays += [t.weights for t in (lowered.ising, lowered.potts) if t is not None]
     if lowered.extras:

@@ -79,8 +79,17 @@ def judge(
 ) -> Judgement:
     """Test whether a fixed point is a minimum of F; its state doesn't change.
 
-    A saddle is only called so if a point of lower F was found. ``min_products`` products with H are
-    made even if it is late; ``space`` is the scaled Hessian, if it isn't that of the program.
+    Args:
+        program: The field.
+        state: A fixed point.
+        seed: Random seed of the first direction.
+        max_products: Maximum number of products with H.
+        min_products: Products that are made even if it is late.
+        late: Is it time to give up?
+        space: The scaled Hessian, if it is another than that of the program's field.
+
+    Returns:
+        A saddle is only called so if a point of lower F was found.
     """
     lowered, dtype = program.lowered, program.dtype.name
     if space is None:
@@ -132,7 +141,13 @@ def proves_minimum(lowered: Lowered, q: Floats, late: Callable[[], bool] = lambd
 
 
 class Scaled:
-    """Rᵀ H R at a fixed point, without negligible marginals; affine if all terms are pairwise."""
+    """Rᵀ H R at a fixed point; see the module's text.
+
+    Args:
+        tangent: The fixed point.
+        quadratic: Whether all terms are pairwise, so that the gradient is affine.
+        negligible: Marginals below this are left out.
+    """
 
     def __init__(self, tangent: Tangent, quadratic: bool, negligible: float) -> None:
         self.tangent = tangent
@@ -255,7 +270,10 @@ def lowest_curvature(
 
 
 def descend_along(program: Program, state: State, unit: Doubles) -> Judgement:
-    """Follow a direction (relative changes, at most 1) both ways, as long as F falls."""
+    """Follow a direction of negative curvature, both ways, as long as F falls.
+
+    The direction is given by relative changes of marginals, at most 1.  # (layout.size,)
+    """
     layout = program.lowered.layout
     q = program.marginals(state).astype(np.float64)
     f = program.free_energy(state)

@@ -46,7 +46,10 @@ class NotWholeError(Exception):
 
 @dataclass
 class WholeImage(Batch[None, None]):
-    """One image, all of whose updates are one call. It has no state beside what was found."""
+    """One image, all of whose updates are one call. It has no state beside what was found.
+
+    A change of q within the tolerance is for a program that can test fixed points.
+    """
 
     call: DenseCall
     energies: NDArray[np.float32]

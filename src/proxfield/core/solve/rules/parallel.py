@@ -83,7 +83,10 @@ class Fixed(Rule):
         return Update(Kind.PROXIMAL, problem.curvature.steps(self.step))
 
     def opening(self, problem: Problem) -> Plan:
-        """The plan with the step that λ_i certify, without waiting for λ and a larger step."""
+        """The plan with the step that λ_i certify, which costs nothing, without waiting for λ.
+
+        A larger step is looked for as the iterations go on.
+        """
         refinement = problem.curvature.refinement() if self.step == "certified" else None
         if refinement is None:
             return self.plan(problem)

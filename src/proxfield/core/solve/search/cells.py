@@ -58,7 +58,13 @@ class Cell:
 
 @dataclass(frozen=True)
 class Split:
-    """A decision that was tried; its score is the share of the parent's exp(−F) that separates."""
+    """A decision that was tried.
+
+    Attributes:
+        children: The two cells.
+        score: Share of the parent's exp(−F) that separates: difference of the children's marginals
+            times the product of their weights, times the factor that exp(−F) has gained.
+    """
 
     children: tuple[Cell, Cell]
     score: float
@@ -128,7 +134,10 @@ class Pool:
 
 
 class CellWork:
-    """Sessions, limits and descents of cells, which share the clock and iterations of one loop."""
+    """Sessions, limits and descents of cells; all share the clock and the iterations of one loop.
+
+    The session is that of the whole field, the rule searches, the pool keeps states.
+    """
 
     def __init__(self, session: Session, rule: Rule, pool: Pool) -> None:
         self.session, self.rule, self.pool = session, rule, pool
@@ -175,7 +184,10 @@ class CellWork:
         return Loop(limits, shifted, False, loop.expand, loop.now, costs=loop.costs)
 
     def session_of(self, cell: Cell, loop: Loop, shift: int = 0, record: bool = True) -> Session:
-        """The inference of one cell in a loop of its own; its chains go to the pool."""
+        """The inference of one cell, in a loop with its limits and trace, by a shifted random seed.
+
+        States in which chains end are recorded in the pool.
+        """
         whole, low = self.session, self.lowered
         if not cell.keep.all():  # what lies outside has the energy +inf
             low = replace(low, unary=np.where(cell.keep, low.unary, np.inf))
@@ -198,7 +210,10 @@ class CellWork:
         return ended
 
     def descend(self, cell: Cell, starts: Doubles) -> tuple[Doubles, float]:
-        """Descend inside a cell from some starts; the best end, and its F."""
+        """Descend inside a cell from some starts without weight outside; the best end and its F.
+
+        F of the end isn't above that of any start.  # (starts, size)
+        """
         if self.sweepable:
             fits = int(np.clip(self.sweeps_left(1.0) / len(starts), 0, tuned.TRIAL_SWEEPS))
             chains = Chains.make(starts, polish=fits, tol=tuned.TRIAL_TOL)

@@ -18,7 +18,10 @@ T = TypeVar("T")
 
 
 class ChainSearch:
-    """A search for a low F or energy, by chains that are heated and cooled."""
+    """A search for a state at which an objective is low, by chains that are heated and cooled.
+
+    `MinimumSearch` minimizes F, `LabellingSearch` the energy.
+    """
 
     def __init__(self, session: Session) -> None:
         self.session, self.loop = session, session.loop
@@ -48,10 +51,16 @@ class ChainSearch:
 class Arms(Generic[T]):
     """Options to draw from, with what each has gained and cost (a bandit).
 
-    Every option also counts as one outcome of average gain per cost and the cost ``prior`` (by
-    default the average), so that none is given up after a single failure. ``memory`` is the weight
-    of earlier outcomes, ``curiosity`` the share of draws that don't look at what paid; the others
-    are in proportion to a power (``sharpness``) of gain per cost.
+    Every option also counts as one outcome of average gain per cost, so that none is given up
+    after a single failure.
+
+    Args:
+        options: The options, and how often each is drawn as long as nothing is known.
+        memory: Weight of what was learned before when more is learned: what pays changes as a
+            search goes on.
+        curiosity: Share of the draws that don't look at what paid.
+        sharpness: Power of gain per cost that the other draws are in proportion to.
+        prior: Cost of the average outcome that is added; by default the average cost.
     """
 
     def __init__(
@@ -90,7 +99,15 @@ class Arms(Generic[T]):
 
 
 class ChainPace:
-    """How fast chains are (sweeps a second by moves and threads), and what there is time for."""
+    """How fast chains have been, and what there is time for: seconds or, without a budget, sweeps.
+
+    Attributes:
+        threads: Threads that the next chains run on.
+        paces: Sweeps a second, by moves ("": without sampling) and number of threads.
+        work: Sweeps and seconds that this was learned from; earlier ones count less.
+        rounds: How often chains have run.
+        visits: Entries and edge ends that a sweep visits.
+    """
 
     def __init__(self, session: Session) -> None:
         self.session, self.loop = session, session.loop
@@ -174,7 +191,11 @@ class ChainPace:
         return seconds * self.visits < tuned.PREPARING_SHARE * self.session.seconds_left
 
     def choose_threads(self) -> None:
-        """One thread or all: whichever makes more sweeps a second; looked at again now and then."""
+        """One thread or all: whichever makes more sweeps a second here and now.
+
+        On a busy machine threads wait for each other; the pace of both is looked at
+        again now and then. This decides how fast chains run, not what they find.
+        """
         most = self.session.program.threads
         paces = [self.paces.get(("sites", k), np.inf) for k in (1, most)]
         one = (paces[0] > paces[1]) != (self.rounds % 16 == 15)

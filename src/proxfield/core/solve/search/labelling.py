@@ -31,7 +31,10 @@ from proxfield.result import Status
 
 @dataclass(frozen=True)
 class MapSearch(Rule):
-    """A labelling of low energy, which stands for F; not among the rules by name."""
+    """A labelling of low energy; not among the rules by name, since its result is no minimum of F.
+
+    Its outcome holds one-hot marginals, whose F is the energy of the labelling.
+    """
 
     name = "map"
     step: ClassVar[None] = None
@@ -41,7 +44,11 @@ class MapSearch(Rule):
         return Sweep().plan(problem)
 
     def default_iterations(self, problem: Problem) -> int:
-        """As many sweeps as take a second or two; of plain chains, perhaps none."""
+        """As many sweeps as take a second or two on a large field; of plain chains, perhaps none.
+
+        These compute a gradient for each variable that moves, and one per label for the tables of
+        a forest.
+        """
         layout, each = problem.lowered.layout, visits(problem.lowered)
         if problem.plain_chains and not problem.lowered.extras:
             call = tuned.PLAIN_CALL * int(layout.cardinalities.max(initial=1))
@@ -214,7 +221,11 @@ class LabellingSearch(ChainSearch):
         return True
 
     def _relabel(self, most: float) -> float:
-        """Give regions of one label another one and cool from low temperatures; the gain."""
+        """Give regions of one label another one and cool from a low temperature; returns the gain.
+
+        A region is connected, or half of the time all that has the label. Where neighbors like to
+        be equal, single variables can't leave a region, and heating melts all others too.
+        """
         sweeps = int(tuned.OPENING_SWEEPS * 10 ** (self.rng.integers(3) / 2))
         count = int(most // sweeps)
         if count < 1:

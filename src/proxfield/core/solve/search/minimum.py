@@ -53,7 +53,10 @@ from proxfield.result import Status
 
 
 class MinimumSearch(ChainSearch):
-    """Looks for a low minimum of F; the scale of interactions is a temperature."""
+    """Looks for a low minimum of F within the limits of a session.
+
+    The scale says how strongly variables interact, as a temperature.
+    """
 
     def __init__(self, session: Session, scale: float) -> None:
         super().__init__(session)
@@ -76,7 +79,10 @@ class MinimumSearch(ChainSearch):
         self.origins = Arms(tuned.ORIGINS, **learning)
 
     def run(self, start: Doubles, f: float) -> Outcome:
-        """Explore from marginals (of this F, if finite) until there is just time to polish."""
+        """Explore from some marginals until the limits leave just enough to polish.
+
+        If F of these is given (not +inf), they are the best so far.
+        """
         session, loop = self.session, self.loop
         self.best_q, self.best_f = start, f
         session.program.warm_up_chains(start)
@@ -144,7 +150,9 @@ class MinimumSearch(ChainSearch):
                 self.pace.threads, self.state = 1, self.state[:1]  # threads wait for each other
 
     def _compete(self) -> Status | None:
-        """Rules that move all variables at once, on flat fields, without the noise of sampling."""
+        """Rules that move all variables at once, on flat fields: they find their way without the
+        noise of sampling. One that wins is followed by the next one.
+        """
         session, loop = self.session, self.loop
         n = self.layout.n_vars
         self.flat = self.plain - self.best_f <= tuned.FLAT_GAIN * n and n >= tuned.FLAT_VARIABLES
@@ -247,7 +255,10 @@ class MinimumSearch(ChainSearch):
         self, take: str, starts: Doubles, hot: float, sweeps: int, cold: float, *,
         moves: str = "sites", polish: int = 0, tol: float = 1e-3,
     ) -> Explored:  # fmt: skip
-        """Run chains, and count what they cost; keep what is better, if ``take`` names it."""
+        """Run chains, and count what they cost.
+
+        What is better than the best state is kept if a member is named that it was found by.
+        """
         loop, drawn = self.loop, moves in ("sites", "forests")
         chains = Chains.make(
             starts, hot=hot, cold=cold if drawn else 1.0, sweeps=sweeps,

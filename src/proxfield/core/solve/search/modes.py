@@ -43,7 +43,10 @@ class Splitter:
         self.trials_made = 0
 
     def best_split(self, cell: Cell, to_come: int, share: float) -> Split:
-        """The best of the decisions that there is time to try; ``to_come`` cells are to split."""
+        """The best of the decisions that there is time to try, up to a share of the limits.
+
+        ``to_come`` says how many cells are still to be split, this one included.
+        """
         best, loop = Split((cell, cell), 0.0), self.work.loop
         iterations, seconds = self.work.left(share)
         fits = iterations / max(1.0, self.trial_sweeps)

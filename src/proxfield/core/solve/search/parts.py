@@ -96,7 +96,11 @@ class Parts:
         return found
 
     def best_labels(self, x: Ints, y: Ints, difference: float | None = None) -> tuple[Ints, float]:
-        """A labelling with the parts of another that don't raise its energy, and the change."""
+        """A labelling with the parts of another that don't raise its energy, and the change.
+
+        Where nothing is forbidden. ``difference`` is E(y) − E(x), if it is known: that saves time
+        where there is one part.
+        """
         differs = x != y
         if not differs.any():
             return x, 0.0
@@ -201,7 +205,11 @@ class Scopes:
         return np.asarray(term.weights[some] * (1.0 - 2.0 * unequal))
 
     def expected_energies(self, some: Ints, values: Floats, base: Ints) -> Doubles:
-        """The expected energies of scopes, whose marginals start at ``base``.  # (s,)"""
+        """The expected energies of some scopes.
+
+        ``base`` says where in the flat values the marginals of each variable of each scope
+        start.  # (s,), (values,), (s, k) -> (s,)
+        """
         term = self.term
         if isinstance(term, Factor):
             letters = string.ascii_letters[1 : term.degree + 1]
@@ -222,7 +230,10 @@ class Scopes:
 
 
 def rows_of(row: Ints, values: NDArray[V], some: Ints) -> tuple[NDArray[V], Ints]:
-    """The values of some rows, and how many each has; ``row`` holds all starts."""
+    """The values of some rows, one after another, and how many each row has.
+
+    ``row`` says where each starts, and the total.
+    """
     first = row[some]
     count = row[some + 1] - first
     skipped = np.cumsum(count) - count

@@ -87,7 +87,10 @@ class Patches:
 
     @cached_property
     def touching(self) -> list[tuple[Ints, Ints, Ints, Ints]]:
-        """Per term: patches and scopes that touch, their places, and those with the values."""
+        """For each term: patches and scopes that touch each other, and where their marginals are.
+
+        The last two are places in a state, and in "a state and the values, joined".
+        """
         layout, out = self.parts.layout, []
         keys = self.owner * layout.n_vars + self.variables  # patch · n_vars + variable, in order
         table = None
@@ -218,7 +221,10 @@ class Alternatives:
         return capacity if left == np.inf else int(min(capacity, max(0.0, left) / (2 * each)))
 
     def compare(self, cell: Cell, share: float) -> None:
-        """Improve a state by parts of others in its cell; keep the best of these as patches."""
+        """Improve a state by parts of others in its cell; keep the best of these as patches.
+
+        It ends at a share of the limits.
+        """
         others = self.work.pool.inside(cell, self.rows_that_fit(share))
         for _ in range(tuned.MAX_COMPARISONS if len(others) else 0):
             begun = self.work.loop.now()
