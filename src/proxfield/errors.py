@@ -77,12 +77,10 @@ def one_line(text: str, longest: int = LONGEST_LINE) -> str:
 
 
 def _expectation(line: str) -> int:
-    """Where a message begins to say what was expected; its length if it doesn't."""
+    """Where a message begins to say what was expected, or a remedy; its length if it doesn't."""
     found = _EXPECTED.search(line)
-    if found is not None:
-        return found.start()
-    remedy = line.rfind("; ")
-    return len(line) if remedy < 0 else remedy
+    at = line.rfind("; ") if found is None else found.start()
+    return len(line) if at < 0 else at
 
 
 def _shorten(line: str, longest: int) -> str:

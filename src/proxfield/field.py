@@ -104,7 +104,7 @@ class Field:
             raise InputError(f"variable {v} has {int(cards[v])} labels, expected at least 1")
         if n_labels is not None:
             cards = np.broadcast_to(cards, n)  # one number, however many variables
-        total = int(cards.sum(dtype=np.float64)) if len(cards) else 0
+        total = int(cards.sum(dtype=np.float64))
         check_memory(8 * STATE_ARRAYS * total, f"{len(cards):,} variables with {total:,} labels")
         self.layout = Layout(cards, Names.read(names, label_names, cards))
         self.terms: list[Term] = []
@@ -262,10 +262,9 @@ class Field:
             >>> Field([2, 2]).named(["rain", "grass"]).names
             ('rain', 'grass')
         """
-        out = self.snapshot()
+        out, cards = self.snapshot(), self.cardinalities
         names = self.names if names is None else names
         label_names = self.label_names if label_names is None else label_names
-        cards = self.cardinalities
         out.layout = Layout(cards, Names.read(names, label_names, cards))
         return out
 

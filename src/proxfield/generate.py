@@ -223,13 +223,9 @@ def _voronoi(side: int, points: Ints) -> Ints:
 def _touching(cells: Ints) -> tuple[Ints, Ints]:
     """Pairs of cells with a common border, and its length in pixels.  # (m, 2), (m,)"""
     n = int(cells.max()) + 1
-    sides = [(cells[:, :-1], cells[:, 1:]), (cells[:-1], cells[1:])]
-    a = np.concatenate([s.ravel() for s, _ in sides])
-    b = np.concatenate([t.ravel() for _, t in sides])
-    differ = a != b
-    keys = np.minimum(a, b)[differ] * n + np.maximum(a, b)[differ]
-    found, border = np.unique(keys, return_counts=True)
-    return np.stack([found // n, found % n], axis=1), border
+    a, b = np.sort(cells.ravel()[grid_edges(*cells.shape)], axis=1).T
+    found, border = np.unique((a * n + b)[a != b], return_counts=True)
+    return np.stack(np.divmod(found, n), axis=1), border
 
 
 def _spin_unary(h: NDArray[np.float64]) -> Unary:

@@ -94,12 +94,10 @@ def mixture_free_energy(free_energies: ArrayLike) -> float:
 
 
 def mixture_weights(free_energies: ArrayLike) -> NDArray[np.float64]:
-    """Weights proportional to exp(−F_k), which sum to 1."""
+    """Weights proportional to exp(−F_k), which sum to 1; equal ones if no F is finite."""
     f = np.asarray(free_energies, dtype=np.float64)
     low = f.min(initial=np.inf)
-    if not np.isfinite(low):
-        return np.full(len(f), 1.0 / max(1, len(f)))
-    weight = np.exp(low - f)
+    weight = np.exp(low - f) if np.isfinite(low) else np.ones(len(f))
     return np.asarray(weight / weight.sum())
 
 
@@ -145,6 +143,5 @@ def draw_mixture(modes: Sequence[Mode], count: int, rng: np.random.Generator) ->
     out = np.empty((count, layout.n_vars), dtype=np.int64)
     for k, mode in enumerate(modes):
         rows = np.flatnonzero(which == k)
-        if len(rows):
-            out[rows] = draw(layout, mode.q, len(rows), rng)
+        out[rows] = draw(layout, mode.q, len(rows), rng)
     return out

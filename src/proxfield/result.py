@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -173,8 +173,6 @@ class Result:
     def __post_init__(self) -> None:
         self.field = self.field.snapshot()
 
-    # ---- pickles ----
-
     def __getstate__(self) -> Record:
         state = {k: v for k, v in self.__dict__.items() if k != "labels"}
         if not self.with_field and self.field.has_terms:
@@ -187,8 +185,7 @@ class Result:
         return out
 
     def __deepcopy__(self, memo: dict[int, object]) -> Self:
-        out = object.__new__(type(self))
-        memo[id(self)] = out
+        out = memo[id(self)] = copy(self)
         out.__dict__.update(deepcopy(self.__dict__, memo))
         return out
 
@@ -285,8 +282,6 @@ class Result:
             return sum(mode.weight * self.field.expected_energy(mode.q) for mode in heavy)
         return self.field.expected_energy(self.q)
 
-    # ---- by name ----
-
     def named_labels(self, labels: ArrayLike | None = None) -> dict[int | str, int | str]:
         """A labelling with the field's names; numbers stand for what has none.
 
@@ -301,19 +296,13 @@ class Result:
         """
         x = np.ravel(self.map_labels if labels is None else np.asarray(labels))
         self.field.check_labels(x)
-        return {
-            name: words[label] for (name, words), label in zip(names_of(self.field), x, strict=True)
-        }
+        named = zip(names_of(self.field), x, strict=True)
+        return {name: words[label] for (name, words), label in named}
 
     def named_marginals(self) -> dict[int | str, dict[int | str, float]]:
         """The probability of each label of each variable, with the field's names."""
-        rows = self.field.layout.split(self.q)
-        return {
-            name: dict(zip(words, row.tolist(), strict=True))
-            for (name, words), row in zip(names_of(self.field), rows, strict=True)
-        }
-
-    # ---- samples, pictures, files ----
+        rows = zip(names_of(self.field), self.field.layout.split(self.q), strict=True)
+        return {name: dict(zip(words, q.tolist(), strict=True)) for (name, words), q in rows}
 
     def sample(self, count: int = 1, seed: int = 0) -> Ints:
         """Independent labellings drawn from Q: a product, or a mixture.  # (count, n_vars)
@@ -332,18 +321,13 @@ class Result:
 
     def summary(self) -> Record:
         """The result's numbers as a plain dictionary (what ``solve --json`` prints)."""
+        names = ("message", "iterations", "seconds", "setup_seconds", "free_energy", "log_z_bound")
         return {
             "n_vars": self.field.n_vars,
             "rule": self.rule,
             "params": {k: v for k, v in self.params.items() if not callable(v)},
             "status": self.status.label,
-            "message": self.message,
-            "iterations": self.iterations,
-            "seconds": self.seconds,
-            "setup_seconds": self.setup_seconds,
-            "free_energy": self.free_energy,
-            "log_z_bound": self.log_z_bound,
-            "map_energy": self.map_energy,
+            **{name: getattr(self, name) for name in (*names, "map_energy")},
             **({"modes": [mode.summary() for mode in self.modes]} if self.modes else {}),
         }
 

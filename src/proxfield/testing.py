@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.core.terms.base import Ints, Layout, Term, offers
-from proxfield.core.terms.cooccurrence import Cooccurrence
+from proxfield.core.terms.base import Ints, offers
 from proxfield.errors import InputError
 from proxfield.field import Field
 
@@ -140,37 +139,21 @@ def labelling_energies(field: Field, labels: ArrayLike) -> NDArray[np.float64]:
     """
     x = np.asarray(labels, dtype=np.int64).reshape(-1, field.n_vars)
     out = np.zeros(len(x))
+    per = max(1, CHUNK // max(1, len(x)))
     for term in field.terms:
-        if offers(term, "as_tables"):
-            _add_tables(term, field.layout, x, out)
-        else:
-            out += _one_by_one(term, field.layout, x)
+        if not offers(term, "as_tables"):
+            out += [term.labelling_energy(field.layout, row) for row in x]
+            continue
+        for scopes, tables, index in term.as_tables(field.layout):
+            which = np.arange(len(scopes)) if index is None else index
+            flat = np.asarray(tables, dtype=np.float64).reshape(-1)
+            for start in range(0, len(scopes), per):
+                rows = slice(start, start + per)
+                at = np.broadcast_to(which[rows], (len(x), len(which[rows]))).copy()
+                for p, size in enumerate(tables.shape[1:]):
+                    at = at * size + x[:, scopes[rows, p]]
+                out += flat[at].sum(axis=1)
     return out
-
-
-def _add_tables(term: Term, layout: Layout, x: Ints, out: NDArray[np.float64]) -> None:
-    for scopes, tables, index in term.as_tables(layout):
-        which = np.arange(len(scopes)) if index is None else index
-        sizes = tables.shape[1:]
-        flat = np.asarray(tables, dtype=np.float64).reshape(-1)
-        per = max(1, CHUNK // max(1, len(x)))
-        for start in range(0, len(scopes), per):
-            rows = slice(start, start + per)
-            at = np.broadcast_to(which[rows], (len(x), len(which[rows]))).copy()
-            for p, size in enumerate(sizes):
-                at = at * size + x[:, scopes[rows, p]]
-            out += flat[at].sum(axis=1)
-
-
-def _one_by_one(term: Term, layout: Layout, x: Ints) -> NDArray[np.float64]:
-    if not isinstance(term, Cooccurrence):
-        return np.array([term.labelling_energy(layout, row) for row in x])
-    # only how often each class is shown matters: one call for each such count
-    shown = x[:, term.first : term.first + term.pixels]
-    counts = (shown[:, :, None] == np.arange(term.n_labels)).sum(axis=1)
-    _, first, back = np.unique(counts, axis=0, return_index=True, return_inverse=True)
-    values = np.array([term.labelling_energy(layout, row) for row in x[first]])
-    return np.asarray(values[back.ravel()])
 
 
 def fixed_point_residual(field: Field, q: Any) -> float:

@@ -23,18 +23,14 @@ LARGE_GENERAL_GRID = 230
 
 @dataclass(frozen=True)
 class Family:
-    """Kernels that are compiled together, and which no other family needs.
-
-    Args:
-        compile: Runs fields that need the kernels; with True, those of all options, otherwise
-            of the usual ones.
-        seconds: About how long it takes; the longest begin first.
-        usual: Whether `warmup` compiles it by default.
-    """
+    """Kernels that are compiled together, and which no other family needs."""
 
     compile: Callable[[bool], None]
+    """Runs fields that need the kernels; with True, those of all options."""
     seconds: int
+    """About how long it takes; the longest begin first."""
     usual: bool = True
+    """Whether `warmup` compiles it by default."""
 
 
 @dataclass(frozen=True)
@@ -116,9 +112,6 @@ def _compile_family(name: str, all: bool) -> tuple[int, float]:
     return len(compiled), time.perf_counter() - begun
 
 
-# ---- the families ----
-
-
 def _sparse(all: bool, n_labels: int, large: int) -> None:
     from proxfield.core.solve.infer import infer
     from proxfield.core.solve.rules.registry import RULES
@@ -143,9 +136,6 @@ def _sparse(all: bool, n_labels: int, large: int) -> None:
 
 FAMILIES: Registry[Family] = Registry()
 """What to compile, by the names of families."""
-FAMILIES["sparse fields, two labels"] = Family(
-    partial(_sparse, n_labels=2, large=LARGE_GRID), seconds=40
-)
-FAMILIES["sparse fields, any labels"] = Family(
-    partial(_sparse, n_labels=3, large=LARGE_GENERAL_GRID), seconds=40
-)
+for _name, _labels, _large in (("two", 2, LARGE_GRID), ("any", 3, LARGE_GENERAL_GRID)):
+    _run = partial(_sparse, n_labels=_labels, large=_large)
+    FAMILIES[f"sparse fields, {_name} labels"] = Family(_run, seconds=40)

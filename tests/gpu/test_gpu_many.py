@@ -32,16 +32,16 @@ def test_interpreted() -> None:
 @pytest.fixture
 def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sizes of the batches that are made from now on."""
-    from proxfield.core.solve.many import _Batch
+    from proxfield.core.solve import many
 
     sizes: list[int] = []
-    solve = _Batch.solve
+    solve = many._solve_together
 
-    def counted(self: Any, request: Any) -> Any:
-        sizes.append(len(self.members))
-        return solve(self, request)
+    def counted(members: list[Any], request: Any) -> Any:
+        sizes.append(len(members))
+        return solve(members, request)
 
-    monkeypatch.setattr(_Batch, "solve", counted)
+    monkeypatch.setattr(many, "_solve_together", counted)
     return sizes
 
 

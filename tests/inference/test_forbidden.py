@@ -260,14 +260,14 @@ def test_a_callback_stops_the_search() -> None:
     assert 0.3 < seen[-1].seconds < 0.5
 
 
-@pytest.mark.parametrize("stage", ["penalize", "round", "backtrack", "aside"])
+@pytest.mark.parametrize("stage", ["penalize", "round", "backtrack", "Loop"])
 def test_ctrl_c_in_every_stage(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    target = {"round": hard.Finder, "aside": Loop}.get(stage, hard)
-    monkeypatch.setattr(target, stage, interrupt)  # "aside": sweeps in another order
-    field = coloring(grid_edges(4, 4), 16, 2) if stage == "aside" else complete(4, 3)
+    target = hard.Finder if stage == "round" else hard
+    monkeypatch.setattr(target, stage, interrupt)  # "Loop": sweeps in another order
+    field = coloring(grid_edges(4, 4), 16, 2) if stage == "Loop" else complete(4, 3)
     assert pf.infer(field, "fixed").status is pf.Status.INTERRUPTED
 
 
@@ -294,7 +294,7 @@ def test_ctrl_c_between_orders_and_search_keeps_the_best(monkeypatch: pytest.Mon
     def interrupt(self: Any, start: Any, f: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("proxfield.core.solve.rules.auto.MinimumSearch.run", interrupt)
+    monkeypatch.setattr("proxfield.core.solve.search.minimum.MinimumSearch.run", interrupt)
     result = pf.infer(field)
     lowest = result.trace.free_energy[np.isfinite(result.trace.free_energy)].min()
     assert result.status is pf.Status.INTERRUPTED

@@ -16,7 +16,7 @@ from proxfield.core.engines.reference import ReferenceProgram
 from proxfield.core.solve.history import Limits
 from proxfield.core.solve.infer import infer_one
 from proxfield.core.solve.loop import Loop, make_updates, run_together
-from proxfield.core.solve.request import Request, choose_place
+from proxfield.core.solve.request import Request, choose_kernels
 from proxfield.core.solve.rules.registry import make_rule
 
 
@@ -101,7 +101,7 @@ def test_the_clock_is_the_one_given(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_request_hands_its_clock_to_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all that is timed nothing asks another clock."""
     ticks = Ticks(0.01).driving(monkeypatch)
-    place = choose_place("cpu", "reference", None)
+    place = choose_kernels("cpu", "reference", None)
     for rule in ("fixed", "sweep", "anneal"):
         request = Request(make_rule(rule), *place, now=ticks, tol=0.0, budget=0.1)
         field = frustrated()

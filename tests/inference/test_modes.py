@@ -117,7 +117,7 @@ def test_a_split_never_makes_the_bound_worse(seed: int) -> None:
     q = lowered.layout.normalize(q)
     cell = Cell(possible, (), q, session.measure(q), Status.MAX_ITERS)
     splitter = Splitter(work, None)
-    decisions = splitter.uncertain(cell, 3)
+    decisions = splitter.decisions(cell, 3)
     assert decisions or not session.problem.curvature.local.any()  # no variable depends on others
     for decision in decisions:
         split = splitter.try_split(cell, decision)

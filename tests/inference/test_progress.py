@@ -39,8 +39,10 @@ class Shown:
     def __init__(self) -> None:
         self.texts: list[str] = []
 
-    def update(self, html: Any) -> None:
-        self.texts.append(html._repr_html_())
+    def update(self, data: dict[str, str], *, raw: bool) -> None:
+        assert raw
+        assert data["text/plain"] == ""
+        self.texts.append(data["text/html"])
 
 
 @pytest.fixture
@@ -49,10 +51,10 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> list[Shown]:
     handles: list[Shown] = []
     shell = type("Shell", (type("ZMQInteractiveShell", (), {}),), {})()
 
-    def display(html: Any, *, display_id: bool) -> Shown:
+    def display(data: dict[str, str], *, raw: bool, display_id: bool) -> Shown:
         assert display_id
         handles.append(Shown())
-        handles[-1].update(html)
+        handles[-1].update(data, raw=raw)
         return handles[-1]
 
     package, module = ModuleType("IPython"), ModuleType("IPython.display")

@@ -31,8 +31,7 @@ from jobs_cases import (
 import proxfield as pf
 from proxfield.cli.main import cli
 from proxfield.core.jobs import ClusterError, LostWorkerError, open_workers, run_jobs
-from proxfield.core.jobs.cluster import DaskWorkers, connected, on_worker
-from proxfield.core.jobs.processes import Ticket
+from proxfield.core.jobs.processes import DaskWorkers, Ticket, connected, on_worker
 from proxfield.errors import InputError
 from proxfield.generate import grid
 
@@ -102,7 +101,7 @@ def test_results_that_are_lost_are_computed_again(
     with joblib.parallel_config("dask", client=cluster):
         assert sorted(run_jobs(square, range(6))) == [x * x for x in range(6)]
         assert sorted(lost) == [3, 3, 4, 4]
-        monkeypatch.setattr("proxfield.core.jobs.cluster.MOST_LOSSES", 1)
+        monkeypatch.setattr("proxfield.core.jobs.processes.MOST_LOSSES", 1)
         with pytest.raises(ClusterError, match="a task is lost"):
             list(run_jobs(square, range(6)))
 
@@ -182,7 +181,7 @@ def test_refine_after_kill_9_in_the_middle(
 
 
 def test_no_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxfield.core.jobs.cluster.CONNECT_SECONDS", 1)
+    monkeypatch.setattr("proxfield.core.jobs.processes.CONNECT_SECONDS", 1)
     with (
         pytest.raises(ClusterError, match="no Dask scheduler answers"),
         connected("tcp://127.0.0.1:9"),
@@ -191,7 +190,7 @@ def test_no_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_wrong_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxfield.core.jobs.cluster.CONNECT_SECONDS", 1)
+    monkeypatch.setattr("proxfield.core.jobs.processes.CONNECT_SECONDS", 1)
     monkeypatch.chdir(tmp_path)
     make_images(tmp_path, 2)
     result = refine("images", "--probs", "probs", "-o", "out", "--cluster", "nonsense")

@@ -35,14 +35,14 @@ from proxfield.core.jobs import (
     ClusterError,
     LostWorkerError,
     Part,
+    Workers,
+    call,
     open_workers,
     run_jobs,
-    running,
     slots_of,
     threads_per_item,
 )
 from proxfield.core.jobs.processes import Processes
-from proxfield.core.jobs.running import Workers, call
 from proxfield.errors import InputError, ProxfieldError
 from proxfield.generate import grid
 
@@ -79,8 +79,8 @@ def test_a_number_of_jobs_may_be_configured_alone() -> None:
 def test_a_backend_that_cannot_stream_gives_lists_and_says_so_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "LIST_ITEMS", 2)
-    monkeypatch.setattr(running, "_said", set())
+    monkeypatch.setattr("proxfield.core.jobs.LIST_ITEMS", 2)
+    monkeypatch.setattr("proxfield.core.jobs._said", set())
     with (
         caplog.at_level(logging.WARNING, "proxfield"),
         joblib.parallel_config("multiprocessing", n_jobs=2),

@@ -71,7 +71,7 @@ STEPS = [
     ),
     Mutant(
         "annealed-step-not-for-its-temperature",
-        "core/solve/rules/anneal.py",
+        "core/solve/rules/portfolio.py",
         "problem.curvature.damping(1.0 / temperature)",
         "problem.curvature.damping(1.0)",
         "rules/test_solvers.py::test_steps_are_certified_for_their_temperature",
@@ -248,7 +248,7 @@ STOPPING = [
     ),
     Mutant(
         "trace-one-update-late",
-        "core/solve/history.py",
+        "core/solve/loop.py",
         "seconds, f[1:], change",
         "seconds, f[:-1], change",
         "inference/test_infer.py::test_row_t_is_the_state_after_t_updates",
@@ -331,7 +331,7 @@ BUDGETS = [
 SEARCH = [
     Mutant(
         "auto-convexity-threshold",
-        "core/solve/rules/auto.py",
+        "core/solve/search/minimum.py",
         "scale <= 2.0",
         "scale <= 4.0",
         "rules/test_solvers.py::test_auto_searches_where_f_may_have_two_minima",
@@ -360,7 +360,7 @@ SEARCH = [
     ),
     Mutant(
         "nudge-without-noise",
-        "core/solve/stationarity.py",
+        "core/solve/session.py",
         "NOISE_SCALE * rng.normal(size=len(q))",
         "0.0 * rng.normal(size=len(q))",
         "inference/test_pace.py::"
@@ -375,7 +375,7 @@ SEARCH = [
     ),
     Mutant(
         "annealing-starts-cold",
-        "core/solve/rules/anneal.py",
+        "core/solve/rules/portfolio.py",
         "self.hot or max(1.0, session.problem.curvature.smallest / 2)",
         "self.hot or 1.0",
         "rules/test_solvers.py::test_annealing_does_not_depend_on_the_start",

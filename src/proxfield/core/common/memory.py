@@ -30,12 +30,12 @@ MAPPED_BYTES = 2**20
 
 def available_memory() -> int | None:
     """Bytes that can still be allocated, or None where the system doesn't tell."""
+    free = memory_left()
     try:
-        free = int(psutil.virtual_memory().available)
+        system = int(psutil.virtual_memory().available)
     except (psutil.Error, OSError):
-        return memory_left()
-    allowed = memory_left()
-    return free if allowed is None else min(free, allowed)
+        return free
+    return system if free is None else min(system, free)
 
 
 def return_freed_arrays() -> None:
@@ -90,9 +90,6 @@ def available_cores() -> int:
     return min(cores, cpu_limit() or cores)
 
 
-# ---- control groups ----
-
-
 def memory_left() -> int | None:
     """Bytes that the limits of memory leave; None without a limit.
 
@@ -102,7 +99,9 @@ def memory_left() -> int | None:
     for group in _groups():
         limit, used = _number(group / "memory.max"), _number(group / "memory.current")
         if limit is not None and used is not None:
-            left.append(max(0, limit - used + _unused_pages(group / "memory.stat")))
+            lines = _text(group / "memory.stat").splitlines()
+            unused = dict(line.partition(" ")[::2] for line in lines).get("inactive_file", "")
+            left.append(max(0, limit - used + (int(unused) if unused.isdecimal() else 0)))
     return min(left, default=None)
 
 
@@ -126,14 +125,6 @@ def _groups() -> Iterator[Path]:
     while own != ROOT:
         own = own.parent
         yield own
-
-
-def _unused_pages(path: Path) -> int:
-    for line in _text(path).splitlines():
-        name, _, value = line.partition(" ")
-        if name == "inactive_file" and value.isdecimal():
-            return int(value)
-    return 0
 
 
 def _number(path: Path) -> int | None:

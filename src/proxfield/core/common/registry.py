@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections import UserDict
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pkgutil import resolve_name
 from typing import TypeVar, cast
@@ -12,7 +13,7 @@ import proxfield
 T = TypeVar("T")
 
 
-class Registry(MutableMapping[str, T]):
+class Registry(UserDict[str, T]):
     """Entries by name. A new one is one line, and asking for one imports no other.
 
     Applications add theirs when they are imported. They are imported when a name isn't known yet,
@@ -34,49 +35,38 @@ class Registry(MutableMapping[str, T]):
     """
 
     def __init__(self, places: Mapping[str, str] | None = None, package: str = "") -> None:
+        super().__init__()  # entries that were added themselves, which come before places
         prefix = f"{package}." if package else ""
         self.places = {name: prefix + place for name, place in (places or {}).items()}
-        self.known: dict[str, T] = {}
-        """Entries that were added themselves, which come before places."""
 
     def name_of(self, entry: T) -> str | None:
         """The name of a class, if it is registered."""
-        for name, known in self.known.items():
-            if known is entry:
-                return name
-        for name, there in self.places.items():
-            if there == place(entry) and name not in self.known:
-                return name
-        return None
+        entries: dict[str, object] = {**self.places, **self.data}
+        found = (name for name, known in entries.items() if known in (entry, place(entry)))
+        return next(found, None)
 
     def place_of(self, name: str) -> str | None:
         """Where the entry of a name is, if it has been added; nothing is imported."""
-        return place(self.known[name]) if name in self.known else self.places.get(name)
+        return place(self.data[name]) if name in self.data else self.places.get(name)
 
     def __repr__(self) -> str:
         return f"Registry({', '.join(self)})"
 
     def __getitem__(self, name: str) -> T:
-        if name not in self.known and name in self.places:
+        if name not in self.data and name in self.places:
             return cast("T", resolve_name(self.places[name]))
-        if name not in self.known:
+        if name not in self.data:
             import_applications()
-        return self.known[name]
-
-    def __setitem__(self, name: str, entry: T) -> None:
-        self.known[name] = entry
-
-    def __delitem__(self, name: str) -> None:
-        del self.known[name]
+        return self.data[name]
 
     def __contains__(self, name: object) -> bool:
-        if name not in self.places and name not in self.known:
+        if name not in self.places and name not in self.data:
             import_applications()
-        return name in self.places or name in self.known
+        return name in self.places or name in self.data
 
     def __iter__(self) -> Iterator[str]:
         import_applications()
-        return iter({**self.places, **self.known})
+        return iter({**self.places, **self.data})
 
     def __len__(self) -> int:
         return len(list(iter(self)))

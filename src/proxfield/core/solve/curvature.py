@@ -49,10 +49,6 @@ MIN_DEVICE_SIZE = 1 << 17
 """Entries of a field from which on the device that iterates multiplies faster than the host."""
 
 
-HessianProduct = tuple[Callable[[Array], Array], int, HostVectors]
-"""A symmetric operator, its dimension, and where its vectors are."""
-
-
 @dataclass(eq=False)
 class Curvature:
     """Curvature of one field, each number computed when first used.
@@ -101,7 +97,7 @@ class Curvature:
         """λ_i, from the tables.  # (n_vars,)"""
         return self._local_of(list(self.lowered.terms))
 
-    def _local_of(self, terms: list) -> Doubles:  # type: ignore[type-arg]
+    def _local_of(self, terms: list[Term]) -> Doubles:
         total = np.zeros(self.lowered.layout.n_vars)
         late = self._late()
         for term in terms:
@@ -147,8 +143,8 @@ class Curvature:
         return min(closed + bound, max(0.0, top) + rest)
 
     @cached_property
-    def _projected(self) -> HessianProduct:
-        """P H P of the pairwise part."""
+    def _projected(self) -> tuple[Callable[[Array], Array], int, HostVectors]:
+        """P H P of the pairwise part, its dimension, and where its vectors are."""
         low = self.lowered
         if self.program is not None and low.layout.size >= MIN_DEVICE_SIZE:
             program = self.program(low)
@@ -161,8 +157,7 @@ class Curvature:
             couple: Callable[[Floats], Floats] | None = getattr(program, "couple", None)
             if couple is not None:
                 return lambda v: 0.5 * couple(v), low.layout.n_vars, HOST
-        center = low.layout.center
-        apply = pairwise_operator(low, self.kernels)
+        center, apply = low.layout.center, pairwise_operator(low, self.kernels)
         return lambda v: center(apply(center(v))), low.layout.size, HOST
 
     def refinement(self) -> StepRefinement | None:
@@ -182,15 +177,10 @@ class Curvature:
         scale = np.sqrt(np.divide(1.0, scaled, out=np.zeros_like(scaled), where=scaled > 0))
         if size != low.layout.n_vars:
             scale = scale[low.layout.owner]
-        return StepRefinement(
-            Lanczos(lambda v: scale * apply(scale * v), size, TOLERANCE),
-            scaled,
-            self._local_of(others),
-            iterations_between(low),
-            self.seconds,
-            self.now,
-            ended=not scaled.any() or PRODUCTS * self.product_seconds > self.seconds,
-        )
+        lanczos = Lanczos(lambda v: scale * apply(scale * v), size, TOLERANCE)
+        rest, every = self._local_of(others), iterations_between(low)
+        ended = not scaled.any() or PRODUCTS * self.product_seconds > self.seconds
+        return StepRefinement(lanczos, scaled, rest, every, self.seconds, self.now, ended)
 
     @cached_property
     def lipschitz(self) -> float:
@@ -208,8 +198,7 @@ class Curvature:
         rest = sum(t.lipschitz(raw.layout) for t in raw.terms if not by_lanczos(t))
         if bound == 0.0 or not np.isfinite(bound + rest):
             return float(bound + rest)
-        apply = pairwise_operator(raw, self.kernels)
-        size = raw.layout.size
+        apply, size = pairwise_operator(raw, self.kernels), raw.layout.size
         up = largest_eigenvalue(apply, size, bound, self._late())
         down = largest_eigenvalue(lambda v: -apply(v), size, bound, self._late())
         return float(min(bound, max(up, down)) + rest)
@@ -222,11 +211,11 @@ class Curvature:
     @cached_property
     def relative(self) -> tuple[NDArray[np.float64], float]:
         """L_i of the terms that offer it, and λ of all others.  # (n_vars,)"""
-        low, own = self.lowered, self.relative_terms
+        low = self.lowered
         bound = np.zeros(low.layout.n_vars)
-        for term in own:
+        for term in self.relative_terms:
             bound += term.relative_curvature(low.layout)
-        extras = tuple(t for t in low.extras if all(t is not mine for mine in own))
+        extras = tuple(t for t in low.extras if not offers(t, "relative_curvature"))
         rest = replace(self, lowered=replace(low, extras=extras), field=None)
         return bound, rest.largest
 

@@ -24,8 +24,8 @@ from proxfield.core.lowering.lowered import Lowered, interaction_scale
 from proxfield.core.solve.history import LOOK_SECONDS, Limits
 from proxfield.core.solve.loop import Loop, warm_up
 from proxfield.core.solve.rules.base import Outcome, Rule
+from proxfield.core.solve.rules.parallel import Sweep
 from proxfield.core.solve.rules.portfolio import HALTED
-from proxfield.core.solve.rules.schedules import Sweep
 from proxfield.core.solve.search import tuned
 from proxfield.core.solve.search.labelling import LabellingSearch
 from proxfield.core.solve.session import Session
@@ -167,13 +167,12 @@ class Deadline:
 
     def __init__(self, loop: Loop, limits: Limits, q: Doubles) -> None:
         self.loop, self.limits, self.q, self.now = loop, limits, q, loop.now
-        self.begun = self.looked = self.now()
-        self.base = loop.elapsed
+        self.begun, self.base = self.now(), loop.elapsed
         left = limits.seconds_left(loop.elapsed)
         self.seconds = SEARCH_SECONDS if limits.budget is None else max(GRACE_SECONDS, left)
         self.status: Status | None = None
-        self.longest = 0.0
-        """Duration of the longest step so far; the next one must fit."""
+        self.longest = self.looked = 0.0
+        """Seconds of the longest step so far, as the next one must fit, and until the last look."""
 
     def seconds_since(self) -> float:
         """Seconds since the work began."""
@@ -181,12 +180,12 @@ class Deadline:
 
     def over(self) -> bool:
         """Whether it is time to stop; calls the callback from time to time."""
-        now = self.now()
-        if self.status is None and now - self.looked > LOOK_SECONDS:
-            self.looked = now
-            if self.loop.report(np.inf, self.q.copy, seconds=self.base + now - self.begun):
+        spent = self.seconds_since()
+        if self.status is None and spent - self.looked > LOOK_SECONDS:
+            self.looked = spent
+            if self.loop.report(np.inf, self.q.copy, seconds=self.base + spent):
                 self.status = Status.STOPPED
-        if self.status is None and now - self.begun + self.longest >= self.seconds:
+        if self.status is None and spent + self.longest >= self.seconds:
             self.status = None if self.limits.budget is None else Status.BUDGET
             return True
         return self.status is not None
@@ -201,16 +200,15 @@ def backtrack(lowered: Lowered, q: Floats, deadline: Deadline) -> tuple[Ints | N
     layout = lowered.layout
     factors = [f for f in lowered.factors if f.hard]
 
-    def prune(keep: NDArray[np.bool_]) -> int:
-        begun = deadline.now()
-        removed = int(sum(f.prune(layout, keep) for f in factors))
-        deadline.longest = max(deadline.longest, deadline.now() - begun)
-        return removed
-
     def propagate(keep: NDArray[np.bool_]) -> bool:
-        while prune(keep) and (layout.sum_by_variable(keep) > 0).all() and not deadline.over():
-            pass
-        return bool((layout.sum_by_variable(keep) > 0).all())
+        """Prune until nothing more goes; whether each variable has a label left."""
+        while True:
+            begun = deadline.now()
+            removed = int(sum(f.prune(layout, keep) for f in factors))
+            deadline.longest = max(deadline.longest, deadline.now() - begun)
+            possible = bool((layout.sum_by_variable(keep) > 0).all())
+            if not removed or not possible or deadline.over():
+                return possible
 
     stack = [np.ones(layout.size, dtype=bool)]
     while stack:
@@ -256,7 +254,7 @@ def descend_exactly(session: Session, finder: Finder, stopped: Status | None) ->
             late = 2 * finder.sweep_seconds > left
             if stopped is Status.INTERRUPTED or late:
                 return Outcome(start, finder.energy, stopped, labels)  # no entropy: F is E
-            once = loop.aside(Limits(1, session.limits.tol))
+            once = Loop(Limits(1, session.limits.tol), now=loop.now, costs=loop.costs)
             once.run(program, natural, state, first=finder.energy)
             return Outcome(program.marginals(state), once.last, stopped, labels)
     best = session.run_plan(Sweep(), natural, start)
@@ -268,7 +266,8 @@ def descend_exactly(session: Session, finder: Finder, stopped: Status | None) ->
                 break
             order = Order(rng.permutation(layout.n_vars))
             budget = None if session.limits.budget is None else session.seconds_left
-            tried = loop.aside(Limits(min(ORDER_SWEEPS, most), session.limits.tol, budget))
+            limits = Limits(min(ORDER_SWEEPS, most), session.limits.tol, budget)
+            tried = Loop(limits, now=loop.now, costs=loop.costs)
             with loop.clock():
                 state = program.start(start)
                 status = tried.run(program, order, state, first=finder.energy)
@@ -282,9 +281,6 @@ def descend_exactly(session: Session, finder: Finder, stopped: Status | None) ->
         best.status = Status.INTERRUPTED
     best.labels = labels
     return best
-
-
-# ---- solve_map ----
 
 
 def search_forbidden(session: Session) -> Outcome:

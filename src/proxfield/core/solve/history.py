@@ -9,19 +9,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.core.engines.base import Batch, Rows
+from proxfield.core.engines.base import Batch
 from proxfield.core.engines.plan import Custom, Order, Update
 from proxfield.core.terms.base import Doubles, Floats
 from proxfield.result import Trace
 
-P = TypeVar("P")
-S = TypeVar("S")
 Clock = Callable[[], float]
 """Gives the time in seconds, from any origin."""
 
@@ -43,18 +41,12 @@ RESIDUAL_COST = 12.0
 
 @dataclass(frozen=True)
 class Limits:
-    """Where an inference ends, counted from its begin; a stage gets narrower ones.
-
-    Attributes:
-        max_iters: Maximum number of iterations.
-        tol: Stop at a fixed point: where no entry of softmax(−g(q)) differs from q by more. A
-            negative one never stops.
-        budget: Maximum number of seconds, or None.
-    """
+    """Where an inference ends, counted from its begin; a stage gets narrower ones."""
 
     max_iters: int
     tol: float = 1e-6
-    budget: float | None = None
+    """Of a fixed point: no entry of softmax(−g(q)) differs from q by more; below 0: never stop."""
+    budget: float | None = None  # seconds
 
     def until(
         self, iterations: int | None = None, seconds: float | None = None, tol: float | None = None
@@ -63,11 +55,6 @@ class Limits:
         most = self.max_iters if iterations is None else min(self.max_iters, iterations)
         given = [x for x in (self.budget, seconds) if x is not None and x < np.inf]
         return Limits(most, self.tol if tol is None else tol, min(given, default=None))
-
-    def share(self, share: float) -> Limits:
-        """A share of them."""
-        budget = None if self.budget is None else share * self.budget
-        return replace(self, max_iters=int(np.ceil(share * self.max_iters)), budget=budget)
 
     def seconds_left(self, elapsed: float) -> float:
         """What is left of the budget; infinite without one."""
@@ -81,19 +68,16 @@ class Limits:
 
 @dataclass
 class Costs:
-    """Durations in seconds, measured as an inference goes on.
-
-    Attributes:
-        evaluation: One evaluation of F.
-        iterations: One iteration, by type of plan.
-        residual: One fixed-point test.
-    """
+    """Durations in seconds, measured as an inference goes on."""
 
     evaluation: float = 0.0
+    """Of one evaluation of F."""
     iterations: dict[type, float] = field(default_factory=dict)
+    """Of one iteration, by type of plan."""
     residual: float | None = None
+    """Of one fixed-point test."""
 
-    def evaluate(self, program: Batch[P, S], state: S, now: Clock) -> Doubles:
+    def evaluate(self, program: Batch[Any, Any], state: object, now: Clock) -> Doubles:
         """F of each field, timed; the shortest of a few evaluations counts.  # (fields,)"""
         for _ in range(FIRST_EVALUATIONS):
             begun = now()
@@ -194,21 +178,15 @@ Callback = Callable[[Progress], object]
 
 @dataclass
 class History:
-    """Clock, trace and best states of one field's inference; its stages share them.
-
-    Attributes:
-        limits: Of the whole inference; a stage may have narrower ones.
-        callback: Called now and then; returning something true stops the inference.
-        trace: Keep F of every state?
-        expand: From marginals of the field that iterates to the user's.
-        now: The clock, in seconds. Another one may be given, for processes that must agree on
-            when to stop.
-    """
+    """Clock, trace and best states of one field's inference; its stages share them."""
 
     limits: Limits
+    """Of the whole inference; a stage may have narrower ones."""
     callback: Callback | None = None
     trace: bool = True
+    """Whether F of every state is kept."""
     expand: Callable[[Doubles], Doubles] = field(default=lambda q: q)
+    """From marginals of the field that iterates to the user's."""
     now: Clock = field(default_factory=lambda: time.perf_counter)
     member: str = ""
     """Which member of a portfolio is running ("" outside of one)."""
@@ -229,8 +207,6 @@ class History:
     told: list[tuple[Floats, float]] = field(default_factory=list)
     """Marginals (these very arrays) and their F."""
 
-    # ---- the clock ----
-
     @contextmanager
     def clock(self) -> Iterator[None]:
         """Count what is done inside as seconds of inference."""
@@ -246,8 +222,6 @@ class History:
             return True
         left = limits.seconds_left(self.elapsed)
         return self.costs.test() <= max(0.0, left) + limits.overtime
-
-    # ---- states ----
 
     def tell(self, q: Floats, f: float) -> None:
         """Keep F of some marginals, for a run that starts from them."""
@@ -270,35 +244,8 @@ class History:
         self.earlier = lower(self.earlier, self.best)
         self.best = None
 
-    # ---- the trace ----
-
-    def append(
-        self,
-        first: int,
-        moments: list[Doubles],
-        batches: list[Rows],
-        last: float,
-        visible: bool,
-        traced: bool,
-    ) -> None:
-        """Keep the rows of one run. A batch knows F *before* each update, a row F after it."""
-        f = np.concatenate([np.zeros(0), *(rows.free_energy for rows in batches), [last]])
-        if not visible:
-            f[:] = np.inf
-        change = np.concatenate([np.zeros(0), *(rows.change for rows in batches)])
-        seconds = np.concatenate([np.zeros(0), *moments])
-        if len(change) and np.isnan(change[-1]):  # updates that diverged leave no state
-            lost = np.isnan(change) | (np.isnan(f[1:]) & traced)
-            good = int(lost.argmax())
-            self.iterations -= len(change) - good
-            f, change, seconds = f[: good + 1], change[:good], seconds[:good]
-        if not self.pieces:
-            self._row(0, 0.0, float(f[0]))
-        k = len(f) - 1
-        iterations = first + 1 + np.arange(k)
-        self.pieces.append(Trace(iterations, seconds, f[1:], change, [self.member] * k))
-
-    def _row(self, iteration: int, seconds: float, free_energy: float) -> None:
+    def add_row(self, iteration: int, seconds: float, free_energy: float) -> None:
+        """Keep one row."""
         s, f, c = (np.array([x], dtype=np.float64) for x in (seconds, free_energy, np.nan))
         self.pieces.append(Trace(np.array([iteration]), s, f, c, [self.member]))
 
@@ -306,21 +253,15 @@ class History:
         """One row for many iterations made elsewhere (in chains): the best F after them."""
         self.iterations += iterations
         self.elapsed = seconds
-        self._row(self.iterations, seconds, free_energy)
+        self.add_row(self.iterations, seconds, free_energy)
 
     def make_trace(self) -> Trace:
         """The rows of all runs."""
         pieces = self.pieces or [Trace()]
         members = [m for piece in pieces for m in piece.member or []]
-        return Trace(
-            np.concatenate([p.iteration for p in pieces]),
-            np.concatenate([p.seconds for p in pieces]),
-            np.concatenate([p.free_energy for p in pieces]),
-            np.concatenate([p.change for p in pieces]),
-            members if any(members) else None,
-        )
-
-    # ---- the callback ----
+        names = ("iteration", "seconds", "free_energy", "change")
+        count, s, f, change = (np.concatenate([getattr(p, x) for p in pieces]) for x in names)
+        return Trace(count, s, f, change, members if any(members) else None)
 
     def report(
         self,
@@ -332,13 +273,8 @@ class History:
         """Tell the callback how far it is; True if it asks to stop."""
         if self.callback is None:
             return False
-        progress = Progress(
-            self.iterations,
-            self.elapsed if seconds is None else seconds,
-            free_energy,
-            change,
-            self.limits.max_iters,
-            self.limits.budget,
-            lambda: self.expand(marginals()),
-        )
+        seconds = self.elapsed if seconds is None else seconds
+        limits = self.limits.max_iters, self.limits.budget
+        known = self.iterations, seconds, free_energy, change, *limits
+        progress = Progress(*known, lambda: self.expand(marginals()))
         return bool(self.callback(progress))

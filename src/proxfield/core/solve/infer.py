@@ -12,7 +12,14 @@ from proxfield.core.engines.registry import program_for
 from proxfield.core.solve.history import Callback
 from proxfield.core.solve.loop import Loop
 from proxfield.core.solve.progress import watching
-from proxfield.core.solve.request import Request, Start, check, choose_place, device_memory, on_gpu
+from proxfield.core.solve.request import (
+    Request,
+    Start,
+    check,
+    choose_kernels,
+    device_memory,
+    on_gpu,
+)
 from proxfield.core.solve.rules.base import Outcome, Rule
 from proxfield.core.solve.rules.registry import make_rule
 from proxfield.core.solve.session import Session
@@ -103,7 +110,8 @@ def infer(
         raise InputTypeError(f"infer takes a Field, not {type(field).__name__}")
     request = Request(
         make_rule(rule, params),
-        *choose_place(device, kernels, dtype),
+        *choose_kernels(device, kernels, dtype),
+        kernels is not None,
         init=init,
         max_iters=max_iters,
         tol=tol,

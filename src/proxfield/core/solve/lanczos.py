@@ -47,13 +47,6 @@ MIN_GAIN = 1.1
 """Factor by which steps have to grow on average; where they can't, the search ends early."""
 
 
-def length(vector: Doubles) -> float:
-    """The Euclidean length; squares of large entries don't overflow in it."""
-    from scipy.linalg import norm
-
-    return float(norm(vector, check_finite=False))
-
-
 class HostVectors:
     """Vectors of numpy, and what is done with them beside arithmetic; a device has its own kind.
 
@@ -64,8 +57,10 @@ class HostVectors:
     columns = COLUMNS
 
     def length(self, vector: Doubles) -> float:
-        """The Euclidean length."""
-        return length(vector)
+        """The Euclidean length; squares of large entries don't overflow in it."""
+        from scipy.linalg import norm
+
+        return float(norm(vector, check_finite=False))
 
     def zeros(self, *shape: int) -> Doubles:
         """As `numpy.zeros`."""
@@ -82,15 +77,9 @@ class HostVectors:
 HOST = HostVectors()
 
 
+@dataclass(eq=False)
 class Lanczos:
     """The largest eigenvalue of a symmetric operator, approached from below.
-
-    Args:
-        apply: The operator.
-        size: Its dimension.
-        tol: Relative residual at which the eigenvalue is found.
-        most: Maximum number of products.
-        vectors: Where the operator takes and returns vectors.
 
     Attributes:
         value: The largest Ritz value so far: no eigenvalue is known to be larger, and the
@@ -99,18 +88,15 @@ class Lanczos:
         products: Products made.
     """
 
-    def __init__(
-        self,
-        apply: Callable[[Array], Array],
-        size: int,
-        tol: float = 5e-4,
-        most: int = 1000,
-        vectors: HostVectors = HOST,
-    ) -> None:
-        self.vectors = vectors
-        self.apply, self.size, self.tol, self.most = apply, size, tol, most
+    apply: Callable[[Array], Array]
+    size: int
+    tol: float = 5e-4  # relative residual at which the eigenvalue is found
+    most: int = 1000  # products
+    vectors: HostVectors = HOST
+
+    def __post_init__(self) -> None:
         self.value, self.converged, self.products = -np.inf, False, 0
-        width = min(BASIS, size)
+        width = min(BASIS, self.size)
         self._projected = np.zeros((width, width))
         self._used = self._kept = 0
         self._length = 0.0
@@ -125,7 +111,7 @@ class Lanczos:
     def _next(self) -> Array:
         """The vector to multiply with next.  # (size,)"""
         start = np.random.default_rng(0).normal(size=self.size)
-        return self.vectors.put(start / length(start))
+        return self.vectors.put(start / HOST.length(start))
 
     @property
     def exhausted(self) -> bool:
@@ -200,46 +186,33 @@ class Lanczos:
 
 @dataclass
 class StepRefinement:
-    """The search for ρ, and the step that it certifies.
+    """The search for ρ, and the step that it certifies."""
 
-    Args:
-        lanczos: Finds ρ.
-        scaled: λ_i of the terms whose H it multiplies with.  # (n_vars,)
-        others: λ_i of all other terms.  # (n_vars,)
-        every: Iterations between two pieces of work.
-        seconds: Maximum seconds to spend.
-    """
-
-    lanczos: Lanczos
-    scaled: Doubles
-    others: Doubles
-    every: int
-    seconds: float
+    lanczos: Lanczos  # finds ρ
+    scaled: Doubles  # λ_i of the terms whose H it multiplies with
+    others: Doubles  # λ_i of all other terms
+    every: int  # iterations between two pieces of work
+    seconds: float  # at most
     now: Clock
-    ended: bool = False
-    """Whether there is nothing more to find."""
-    step: Doubles | None = None
-    """The step of each variable, once it is found.  # (n_vars,)"""
+    ended: bool = False  # whether there is nothing more to find
+    step: Doubles | None = None  # of each variable, once it is found
     spent: float = field(default=0.0, init=False)
 
     def advance(self, late: Callable[[], bool]) -> None:
         """Do a piece of the work; ``late`` tells whether the time of the whole run is over."""
-        begun = self.now()
-        self.lanczos.advance(PRODUCTS, late)
+        lanczos, begun = self.lanczos, self.now()
+        lanczos.advance(PRODUCTS, late)
         self.spent += self.now() - begun
-        lanczos, first = self.lanczos, self._steps(1.0).mean()
-        # ρ isn't below what Lanczos has so far
-        too_large = self._steps(lanczos.value).mean() < MIN_GAIN * first
+        # what the bounds certify if ρ is 1, what Lanczos has so far (it isn't less), and enlarged
+        ratios = (min(1.0, max(0.0, r * lanczos.value)) for r in (1.0, 1.0 + MARGIN))
+        first, most, found = (
+            1.0 / (1.0 + damping_for(ratio * self.scaled + self.others)) for ratio in (1.0, *ratios)
+        )
         stopped = late() or self.spent > self.seconds
+        too_large = most.mean() < MIN_GAIN * first.mean()
         self.ended = bool(stopped or lanczos.exhausted or too_large)
         if lanczos.converged and not stopped:
-            found = self._steps((1.0 + MARGIN) * lanczos.value)
-            self.step = found if found.mean() > first else None
-
-    def _steps(self, ratio: float) -> Doubles:
-        """What the bounds certify if ρ is this.  # (n_vars,)"""
-        bound = min(1.0, max(0.0, ratio)) * self.scaled + self.others
-        return 1.0 / (1.0 + damping_for(bound))
+            self.step = found if found.mean() > first.mean() else None
 
 
 def iterations_between(lowered: Lowered) -> int:

@@ -22,7 +22,7 @@ from proxfield.core.engines.base import Batch, Program, Rows, State, Updates
 from proxfield.core.engines.plan import Order, Update
 from proxfield.core.solve.history import FIRST_CHUNK, Clock, History, Limits, Pace, Seen, lower
 from proxfield.core.solve.stationarity import fixed_points
-from proxfield.result import Status
+from proxfield.result import Status, Trace
 
 if TYPE_CHECKING:
     from proxfield.core.solve.lanczos import StepRefinement
@@ -94,16 +94,12 @@ class Loop(History):
         self.last, self.known = float(self.costs.evaluate(program, state, self.now)[0]), state
         return self.last
 
-    def is_fixed_point(self, program: Program, state: State, tol: float) -> bool:
-        """Whether softmax(−g(q)) is within ``tol`` of q, up to rounding; timed."""
+    def fixed_points(self, program: Batch[P, S], state: S, tol: float) -> NDArray[np.bool_]:
+        """Whether softmax(−g(q)) of each field is within ``tol`` of q, timed.  # (fields,)"""
         begun = self.now()
-        answer = bool(fixed_points(program, state, tol)[0])
+        reached = fixed_points(program, state, tol)
         self.costs.residual = self.now() - begun
-        return answer
-
-    def aside(self, limits: Limits) -> Loop:
-        """A loop for updates that the trace doesn't show, within limits of its own."""
-        return Loop(limits, now=self.now, costs=self.costs)
+        return reached
 
 
 def warm_up(program: Batch[P, S], plan: P, state: S, trace: bool) -> None:
@@ -193,18 +189,6 @@ class Run:
         """Seconds until the end; infinite without a budget."""
         return self.limits.seconds_left(self.loop.elapsed)
 
-    def iterations_left(self) -> int:
-        """Iterations until the next test, or the end."""
-        end = self.limits.max_iters
-        return (min(self.test_at, end) if self.quiet else end) - self.loop.iterations
-
-    def take(self, rows: Rows, seconds: float) -> None:
-        """Keep the rows of some updates, after so many seconds of the run."""
-        begun, self.loop.elapsed = self.loop.elapsed, self.base + seconds
-        self.rows.append(rows)
-        self.moments.append(np.linspace(begun, self.loop.elapsed, len(rows) + 1)[1:])
-        self.loop.iterations += len(rows)
-
     def ending(self) -> Status | None:
         """Why the last of the updates ends the run, if it does; a fixed point is yet to test."""
         rows, loop, limits = self.rows[-1], self.loop, self.limits
@@ -216,36 +200,53 @@ class Run:
             return Status.CONVERGED if loop.may_test(limits) else Status.BUDGET
         return Status.DIVERGED if np.isnan(change) else None
 
+    def record(self, visible: bool, traced: bool) -> None:
+        """Keep its rows. Updates know F *before* each of them, a row F after it."""
+        loop, none = self.loop, np.zeros(0)
+        f = np.concatenate([*(rows.free_energy for rows in self.rows), [loop.last]])
+        if not visible:
+            f[:] = np.inf
+        change = np.concatenate([none, *(rows.change for rows in self.rows)])
+        seconds = np.concatenate([none, *self.moments])
+        if len(change) and np.isnan(change[-1]):  # updates that diverged leave no state
+            lost = np.isnan(change) | (np.isnan(f[1:]) & traced)
+            good = int(lost.argmax())
+            loop.iterations -= len(change) - good
+            f, change, seconds = f[: good + 1], change[:good], seconds[:good]
+        if not loop.pieces:
+            loop.add_row(0, 0.0, float(f[0]))
+        k = len(f) - 1
+        numbers = self.first + 1 + np.arange(k)
+        loop.pieces.append(Trace(numbers, seconds, f[1:], change, [loop.member] * k))
 
+
+@dataclass
 class Drive(Generic[P, S]):
     """A state on its way: all fields of a program, each with a run, until each has stopped."""
 
-    def __init__(
-        self,
-        program: Batch[P, S],
-        plan: P,
-        state: S,
-        runs: list[Run],
-        trace: bool,
-        *,
-        keep_best: bool = False,
-        visible: bool = True,
-    ) -> None:
-        self.program, self.plan, self.state, self.runs = program, plan, state, runs
-        self.visible, lead = visible, runs[0].loop
-        self.trace, self.now = trace, lead.now
-        hurry = any(run.limits.budget is not None for run in runs)
-        slow = program.slow
+    program: Batch[P, S]
+    plan: P
+    state: S
+    runs: list[Run]
+    trace: bool
+    keep_best: bool = False
+    visible: bool = True
+    refinement: StepRefinement | None = None
+    """A better step for the plan, while it is looked for."""
+
+    def __post_init__(self) -> None:
+        program, plan, lead = self.program, self.plan, self.runs[0].loop
+        self.now, slow = lead.now, program.slow
+        hurry = any(run.limits.budget is not None for run in self.runs)
         chunk = program.looks_every or (1 if slow else FIRST_CHUNK)
         self.pace = Pace(chunk, fixed=program.looks_every > 0)
         if hurry:
             self.pace.per_iteration = lead.costs.iteration(plan)
             self.pace.ending = lead.costs.evaluation
         self.parts = sweep_parts(plan) if slow and hurry and program.cuts_sweeps else []
-        blind = program.fields > 1 and not (trace or getattr(plan, "watches", False))
-        self.looks_back = keep_best and not blind  # without F, no state is known to be the best
-        self.refinement: StepRefinement | None = None
-        """A better step for the plan, while it is looked for."""
+        # without F of several fields, no state is known to be the best
+        watched = program.fields == 1 or self.trace or getattr(plan, "watches", False)
+        self.looks_back = self.keep_best and watched
         if isinstance(plan, Update) and plan.refinement is not None:
             self.plan = cast(P, plan.refined())
             if not plan.refinement.ended:
@@ -287,27 +288,38 @@ class Drive(Generic[P, S]):
         """Some updates of some fields, which are all quiet or all not; then look at them."""
         runs, pace = [self.runs[k] for k in some], self.pace
         left = min(run.seconds_left for run in runs)
-        n = pace.next(left, min(run.iterations_left() for run in runs))
+        quiet = runs[0].quiet
+        ends = (min(r.test_at, r.limits.max_iters) if quiet else r.limits.max_iters for r in runs)
+        n = pace.next(left, min(e - r.loop.iterations for e, r in zip(ends, runs, strict=True)))
         if self.refinement is not None:
             n = min(n, self.refine_at - (runs[0].loop.iterations - runs[0].first))
-        tol = -1.0 if runs[0].quiet else runs[0].limits.tol
+        tol = -1.0 if quiet else runs[0].limits.tol
         since, cut = self.now() - self.begun, False
         with finish_first():
             marginals, kept, n = self.snapshot(n) if self.looks_back else ([], None, n)
+            wanted = np.zeros(self.program.fields, dtype=bool)
+            wanted[some] = True
             if self.parts and pace.until_end(left) < 2 * pace.per_iteration:
                 rows, cut = advance_in_parts(
-                    self.part_of_a_sweep, self.parts, self.deadline(runs[0]), self.now
+                    lambda part: self.program.advance_each(
+                        self.state, cast(P, part), 1, -1.0, self.trace, wanted
+                    )[0],
+                    self.parts,
+                    self.deadline(runs[0]),
+                    self.now,
                 )
                 found = [rows]
             else:
-                wanted = np.zeros(self.program.fields, dtype=bool)
-                wanted[some] = True
                 found = advance(self.program, self.state, self.plan, n, tol, self.trace, wanted)
             seconds = self.now() - self.begun
-            for k in some:
-                self.runs[k].take(found[k], seconds)
+            for k, run in zip(some, runs, strict=True):
+                rows, before = found[k], run.loop.elapsed
+                run.loop.elapsed = run.base + seconds
+                run.rows.append(rows)
+                run.moments.append(np.linspace(before, run.loop.elapsed, len(rows) + 1)[1:])
+                run.loop.iterations += len(rows)
                 if self.looks_back:
-                    self.remember(k, marginals, kept, found[k])
+                    self.remember(k, marginals, kept, rows)
         self.look(some, cut)
         still = [run for run in runs if run.status is None]
         if still:
@@ -316,11 +328,6 @@ class Drive(Generic[P, S]):
             run.loop.costs.iterations[type(self.plan)] = pace.per_iteration
         if still:
             self.refine(runs[0])
-
-    def part_of_a_sweep(self, part: Order) -> Rows:
-        """Some visits of a sweep of the only field."""
-        plan, one = cast(P, part), np.ones(1, dtype=bool)
-        return self.program.advance_each(self.state, plan, 1, -1.0, self.trace, one)[0]
 
     def deadline(self, run: Run) -> float:
         """When iterations have to end, as the clock counts."""
@@ -344,11 +351,10 @@ class Drive(Generic[P, S]):
         stops = {k: Status.BUDGET if cut else run.ending() for k, run in runs.items()}
         test = [k for k in some if stops[k] is Status.CONVERGED]
         if test:
-            begun = self.now()
-            reached = fixed_points(self.program, self.state, runs[test[0]].limits.tol)
-            seconds = self.now() - begun
+            first = runs[test[0]]
+            reached = first.loop.fixed_points(self.program, self.state, first.limits.tol)
             for k in test:
-                runs[k].loop.costs.residual = seconds
+                runs[k].loop.costs.residual = first.loop.costs.residual
                 if not reached[k]:  # not a fixed point, although q hardly moves
                     stops[k] = None
                     runs[k].waiting = max(1, 2 * runs[k].waiting)
@@ -357,12 +363,9 @@ class Drive(Generic[P, S]):
             run.status, rows = stops[k], run.rows[-1]
             if run.status is None and run.loop.callback is not None:
                 f, change = float(rows.free_energy[-1]), float(rows.change[-1])
-                if run.loop.report(f, partial(self.marginals_of, k), change):
+                marginals = partial(lambda k: self.program.marginals_each(self.state)[k], k)
+                if run.loop.report(f, marginals, change):
                     run.status = Status.STOPPED
-
-    def marginals_of(self, which: int) -> Doubles:
-        """A copy of one field's marginals."""
-        return self.program.marginals_each(self.state)[which]
 
     def finish(self) -> None:
         """F of the last states, and the rows of all."""
@@ -374,11 +377,9 @@ class Drive(Generic[P, S]):
             loop.period2 = run.rows[-1].period2 if run.rows else np.inf
             if wanted[k]:  # runs that had no time keep what they know
                 loop.last, loop.known = float(f[k]), self.state
-            loop.append(run.first, run.moments, run.rows, loop.last, self.visible, self.trace)
+            run.record(self.visible, self.trace)
             if len(self.runs) == 1:  # of several, each has the time when it stopped
                 loop.elapsed = run.base + seconds
-
-    # ---- the best state seen ----
 
     def snapshot(self, n: int) -> tuple[list[Doubles], S | None, int]:
         """What is needed to find the best of the next states, and how many updates to make.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from proxfield.core.engines.registry import placed, program_for
 from proxfield.core.jobs import run_jobs, slots_of, threads_per_item
 from proxfield.core.solve.infer import finish, infer_one
 from proxfield.core.solve.loop import run_together
-from proxfield.core.solve.request import Request, Start, choose_place, device_memory, on_gpu
+from proxfield.core.solve.request import Request, Start, choose_kernels, device_memory, on_gpu
 from proxfield.core.solve.rules.base import Outcome, Rule
 from proxfield.core.solve.rules.registry import make_rule
 from proxfield.core.solve.session import Session, conclude
@@ -27,9 +27,6 @@ from proxfield.core.solve.stationarity import Verdict, judge
 from proxfield.errors import InputError, InputTypeError
 from proxfield.field import Field
 from proxfield.result import Result, Status
-
-if TYPE_CHECKING:
-    from proxfield.core.engines.triton.batch import BatchProgram
 
 MIN_ENTRIES_ALONE = 1 << 20
 """Entries from which on a field fills a GPU by itself, so that it iterates alone."""
@@ -108,7 +105,8 @@ def infer_many(
     starts = _starts(init, len(fields))
     request = Request(
         make_rule(rule, params),
-        *choose_place(device, kernels, dtype),
+        *choose_kernels(device, kernels, dtype),
+        kernels is not None,
         max_iters=max_iters,
         tol=tol,
         budget=budget,
@@ -124,7 +122,9 @@ def infer_many(
         alike["threads"] = threads_per_item(jobs) if threads is None else threads
         one = partial(_infer_item, rule=rule, options=alike)
         items = ((k, each.snapshot(lowered=False), starts[k]) for k, each in enumerate(fields))
-        some = run_jobs(one, items, jobs, alike["threads"], name=_name_of, paths=False)
+        some = run_jobs(
+            one, items, jobs, alike["threads"], name=lambda item: f"field {item[0]}", paths=False
+        )
         try:
             for k, result in some:
                 result.field = fields[k].snapshot()
@@ -134,7 +134,7 @@ def infer_many(
     for batch in _batches(fields, starts, request):
         if stopped:
             break
-        for member, result in zip(batch.members, batch.solve(request), strict=True):
+        for member, result in zip(batch, _solve_together(batch, request), strict=True):
             results[member.number] = result
             stopped = stopped or result.status is Status.INTERRUPTED
     for k, each in enumerate(fields):
@@ -159,10 +159,6 @@ def _infer_item(
     """One field, in a process of its own."""
     number, field, start = item
     return number, infer_many([field], rule, init=[start], jobs=1, **options)[0]
-
-
-def _name_of(item: tuple[int, Field, Start]) -> str:
-    return f"field {item[0]}"
 
 
 def _list_of(fields: Iterable[Field]) -> list[Field]:
@@ -195,9 +191,6 @@ def _starts(init: str | Sequence[Start], count: int) -> list[Start]:
     return list(init)
 
 
-# ---- fields that iterate together ----
-
-
 @dataclass
 class _Member:
     """A field of a batch."""
@@ -220,21 +213,8 @@ class _Member:
         self.entries = size + images // BYTES_PER_ENTRY
         """Entries of the state, and as many for the images of a frame as take the same memory."""
 
-    def judged(self, outcome: Outcome, kernels: str) -> Outcome:
-        """The outcome with the result of the second-order test, made on the host.
 
-        Terms with implementations of their own are tested where they iterated: on the host they
-        can take a thousand times longer.
-        """
-        if outcome.status is not Status.CONVERGED:
-            return outcome
-        program = program_for(self.lowered, kernels if self.lowered.extras else "cpu")
-        found = judge(program, program.start(outcome.q), seed=self.session.problem.seed)
-        status = Status.SADDLE if found.verdict is Verdict.SADDLE else outcome.status
-        return replace(outcome, status=status, judgement=found)
-
-
-def _batches(fields: list[Field], starts: list[Start], request: Request) -> Iterator[_Batch]:
+def _batches(fields: list[Field], starts: list[Start], request: Request) -> Iterator[list[_Member]]:
     """Fields that can iterate together, as batches; the others are left out."""
     if not on_gpu(request.kernels) or type(request.rule).solve is not Rule.solve:
         return
@@ -270,60 +250,50 @@ def _batches(fields: list[Field], starts: list[Start], request: Request) -> Iter
         for member in alike:
             entries += member.entries
             if batch and (len(batch) == MAX_FIELDS or entries > MAX_ENTRIES):
-                yield _Batch(batch)
+                yield batch
                 batch, entries = [], member.entries
             batch.append(member)
-        yield _Batch(batch)
+        yield batch
 
 
-@dataclass
-class _Batch:
-    """Fields that iterate together."""
+def _solve_together(members: list[_Member], request: Request) -> list[Result]:
+    """Iterate the fields of a batch to their ends."""
+    from proxfield.core.engines.triton.batch import BatchProgram
+    from proxfield.core.engines.triton.frames import frames_program
 
-    members: list[_Member]
-
-    @property
-    def plan(self) -> Update:
-        """The plans of all fields as one."""
-        plans = [m.plan for m in self.members]
-        step = np.concatenate([p.step for p in plans])
-        safe = None
-        if plans[0].adaptive:
-            safe = np.concatenate([p.step if p.fallback is None else p.fallback for p in plans])
-        return replace(plans[0], step=step, fallback=safe)
-
-    def program(self, request: Request) -> AbstractContextManager[BatchProgram]:
-        """All fields as one program."""
-        lowereds = [m.lowered for m in self.members]
-        device = placed(request.kernels).device.handle()
-        if self.members[0].scene >= 0:
-            from proxfield.core.engines.triton.frames import frames_program
-
-            return frames_program(lowereds, request.dtype, device)
-        from proxfield.core.engines.triton.batch import BatchProgram
-
-        return nullcontext(BatchProgram(lowereds, request.dtype, device))
-
-    def solve(self, request: Request) -> list[Result]:
-        """Iterate all fields to their ends."""
-        starts = [m.session.start for m in self.members]
-        loops = [m.session.loop for m in self.members]
-        memory = device_memory(request.kernels, *(m.lowered for m in self.members))
-        with memory, self.program(request) as program:
-            state = program.start(starts)
-            look_back = not request.rule.never_rises
-            ended = run_together(loops, program, self.plan, state, look_back)
-            q = program.marginals_each(state)
-            first = [np.inf] * len(starts)
-            if Status.DIVERGED in ended:  # nothing else looks at F of the start
-                first = program.free_energy_each(program.start(starts)).tolist()
-        out = []
-        for k, member in enumerate(self.members):
-            last = Outcome(q[k], loops[k].last, ended[k])
-            outcome = conclude(loops[k], request.rule, last, partial(float, first[k]), starts[k])
-            try:
-                outcome = member.judged(outcome, request.kernels)
-            except KeyboardInterrupt:  # no more tests; a second one is raised
-                outcome = replace(outcome, status=Status.INTERRUPTED)
-            out.append(finish(member.given, request, member.session, outcome))
-        return out
+    starts = [m.session.start for m in members]
+    loops = [m.session.loop for m in members]
+    lowereds, plans = [m.lowered for m in members], [m.plan for m in members]
+    plan = replace(plans[0], step=np.concatenate([p.step for p in plans]), fallback=None)
+    if plan.adaptive:
+        safe = [p.step if p.fallback is None else p.fallback for p in plans]
+        plan = replace(plan, fallback=np.concatenate(safe))
+    given = lowereds, request.dtype, placed(request.kernels).device.handle()
+    scene = members[0].scene >= 0
+    with (
+        device_memory(request.kernels, *lowereds),
+        frames_program(*given) if scene else nullcontext(BatchProgram(*given)) as program,
+    ):
+        state = program.start(starts)
+        ended = run_together(loops, program, plan, state, not request.rule.never_rises)
+        q = program.marginals_each(state)
+        first = [np.inf] * len(starts)
+        if Status.DIVERGED in ended:  # nothing else looks at F of the start
+            first = program.free_energy_each(program.start(starts)).tolist()
+    out = []
+    for k, member in enumerate(members):
+        last = Outcome(q[k], loops[k].last, ended[k])
+        f = partial(float, first[k])
+        outcome = conclude(loops[k], request.rule, last, f, starts[k], request.keep)
+        try:
+            if outcome.status is Status.CONVERGED:
+                # terms of their own can take a thousand times longer on the host
+                kernels = request.kernels if member.lowered.extras else "cpu"
+                host = program_for(member.lowered, kernels)
+                outcome.judgement = judge(host, host.start(outcome.q), seed=request.seed)
+                if outcome.judgement.verdict is Verdict.SADDLE:
+                    outcome.status = Status.SADDLE
+        except KeyboardInterrupt:  # no more tests; a second one is raised
+            outcome.status = Status.INTERRUPTED
+        out.append(finish(member.given, request, member.session, outcome))
+    return out

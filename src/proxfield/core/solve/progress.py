@@ -22,23 +22,16 @@ def make_bar(*, time_left: bool = False) -> RichBar | None:
     if sys.stderr is None or not sys.stderr.isatty():
         return None
     # rich takes a tenth of a second to import: only where somebody looks
+    from rich import progress
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        SpinnerColumn,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-    from rich.progress import Progress as RichProgress
 
-    bar = RichProgress(
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=24),
-        TextColumn("{task.fields[detail]}", markup=False),
-        TimeElapsedColumn(),
-        *([TextColumn("left"), TimeRemainingColumn()] if time_left else []),
+    bar = progress.Progress(
+        progress.SpinnerColumn(),
+        progress.TextColumn("{task.description}", markup=False),
+        progress.BarColumn(bar_width=24),
+        progress.TextColumn("{task.fields[detail]}", markup=False),
+        progress.TimeElapsedColumn(),
+        *([progress.TextColumn("left"), progress.TimeRemainingColumn()] if time_left else []),
         console=Console(stderr=True),
         transient=True,
         speed_estimate_period=120,
@@ -67,19 +60,6 @@ def html_bar(done: float | None, name: str, detail: str) -> str:
     return f"{escape(name)} <progress max='1'{value}></progress> {escape(detail)}"
 
 
-class _Html:
-    """Text that a notebook shows as it is."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    def __repr__(self) -> str:
-        return ""
-
-    def _repr_html_(self) -> str:
-        return self.text
-
-
 def notebook_display() -> Callable[..., Any] | None:
     """IPython's ``display`` if this is a notebook's kernel, else None; imports nothing anew."""
     if "IPython" not in sys.modules:
@@ -100,24 +80,24 @@ def shown(name: str) -> Iterator[Show | None]:
     """A bar in a notebook or on a terminal, while the block runs; None elsewhere."""
     display = notebook_display()
     if display is not None:
-        handle = display(_Html(""), display_id=True)
+        empty = {"text/html": "", "text/plain": ""}
+        handle = display(empty, raw=True, display_id=True)
         try:
-            yield lambda done, detail: handle.update(_Html(html_bar(done, name, detail)))
+            yield lambda done, detail: handle.update(
+                {**empty, "text/html": html_bar(done, name, detail)}, raw=True
+            )
         finally:
-            handle.update(_Html(""))
+            handle.update(empty, raw=True)
         return
     bar = make_bar()
     if bar is None:
         yield None
         return
     task = bar.add_task(name, total=None, detail="")
-
-    def show(done: float | None, detail: str) -> None:
-        total = None if done is None else 1.0
-        bar.update(task, total=total, completed=done, detail=detail)
-
     try:
-        yield show
+        yield lambda done, detail: bar.update(
+            task, total=None if done is None else 1.0, completed=done, detail=detail
+        )
     finally:
         bar.stop()
 

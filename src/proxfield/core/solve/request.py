@@ -58,21 +58,14 @@ CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 @dataclass(frozen=True)
 class Request:
-    """What `infer` was asked for; the same for many fields. Checked when it is made.
-
-    Args:
-        rule: The rule.
-        kernels: The kernel set, with its device unless that is the host; see `choose_place`.
-        dtype: The floating-point type.
-        by_user: Whether the user chose the kernel set.
-        init: As in `infer`, like all that follow.
-        now: The clock; processes that must agree on when to stop give another one.
-    """
+    """What `infer` was asked for; the same for many fields. Checked when it is made."""
 
     rule: Rule
     kernels: str = "cpu"
+    """The kernel set, with its device unless that is the host; see `choose_kernels`."""
     dtype: str = "float64"
     by_user: bool = False
+    """Whether the user chose the kernel set."""
     init: Start = "uniform"
     max_iters: int | None = None
     tol: float | None = 1e-6
@@ -87,15 +80,14 @@ class Request:
     def __post_init__(self) -> None:
         check_limits(self.max_iters, self.tol, self.budget, self.threads)
         check(seed=self.seed, trace=self.trace, callback=self.callback, keep=self.keep)
-        checked = {
-            "max_iters": None if self.max_iters is None else min(int(self.max_iters), UNLIMITED),
-            "threads": None if self.threads is None else min(int(self.threads), MAX_THREADS),
-            "budget": as_budget(self.budget),
-            "seed": int(self.seed),
-            "trace": bool(self.trace),
-        }
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
+        most, threads = self.max_iters, self.threads
+        vars(self).update(
+            max_iters=None if most is None else min(int(most), UNLIMITED),
+            threads=None if threads is None else min(int(threads), MAX_THREADS),
+            budget=as_budget(self.budget),
+            seed=int(self.seed),
+            trace=bool(self.trace),
+        )
 
     @property
     def tolerance(self) -> float:
@@ -131,52 +123,31 @@ class Request:
             from proxfield.core.engines.lazy import suits  # imports numba
 
             kernels = "lazy" if suits(lowered, self.dtype, self.rule.name) else kernels
-        host = on_host(kernels)  # finds λ
-        on_device = partial(
-            program_for, kernels=self.kernels, dtype=self.dtype, threads=self.threads
-        )
-        curvature = Curvature(
-            lowered,
-            field,
-            host,
-            np.inf if self.budget is None else CURVATURE_SHARE * self.budget,
-            self.now,
-            stepwise=self.budget is not None and host == kernels,
-            program=on_device if on_gpu(self.kernels) else None,  # finds λ of large fields
-        )
-        plain_chains = placed(self.kernels).engine.plain_chains
-        problem = Problem(lowered, curvature, self.seed, plain_chains)
+        engine, host = placed(self.kernels).engine, on_host(kernels)
+        curvature = Curvature(lowered, field, host, now=self.now)
+        if self.budget is not None:
+            curvature.seconds = CURVATURE_SHARE * self.budget
+            curvature.stepwise = host == kernels
+        if engine.triton:  # finds λ of large fields
+            made = partial(program_for, kernels=kernels, dtype=self.dtype, threads=self.threads)
+            curvature.program = made
+        problem = Problem(lowered, curvature, self.seed, engine.plain_chains)
+        limited = self.max_iters is not None or self.budget is not None
         most = self.max_iters
         if most is None:
-            limited = self.budget is not None
             most = UNLIMITED if limited else self.rule.default_iterations(problem)
         limits = Limits(most, self.tolerance, self.budget)
-        init = self.init if init is None else init
-        init = "uniform" if lowered.infeasible else init
-        start = starting_point(field, lowered, init, self.seed, full=lowered.infeasible)
-        return Session(
-            problem=problem,
-            loop=Loop(limits, self.callback, self.trace, lowered.reduction.expand, self.now),
-            limits=limits,
-            start=start,
-            kernels=kernels,
-            dtype=self.dtype,
-            threads=self.threads,
-            keep=self.keep,
-            limited=self.max_iters is not None or self.budget is not None,
-        )
+        loop = Loop(limits, self.callback, self.trace, lowered.reduction.expand, self.now)
+        impossible = lowered.infeasible
+        init = "uniform" if impossible else self.init if init is None else init
+        start = starting_point(field, lowered, init, self.seed, full=impossible)
+        dtype, threads = self.dtype, self.threads
+        return Session(problem, loop, limits, start, kernels, dtype, threads, self.keep, limited)
 
 
 def on_gpu(kernels: str) -> bool:
     """Do the field's filters move to a device too, and do batches iterate there?"""
     return placed(kernels).engine.triton
-
-
-def choose_place(
-    device: object, kernels: str | None, dtype: DTypeLike | None
-) -> tuple[str, str, bool]:
-    """Where an inference runs that was asked for like this: arguments of `Request`."""
-    return *choose_kernels(device, kernels, dtype), kernels is not None
 
 
 def choose_kernels(device: object, kernels: str | None, dtype: DTypeLike | None) -> tuple[str, str]:
@@ -187,13 +158,13 @@ def choose_kernels(device: object, kernels: str | None, dtype: DTypeLike | None)
         raise InputError(f"device={shown(device)}, expected cpu, cuda or cuda:1 and the like")
     if not (kernels is None or isinstance(kernels, str)):
         raise InputError(f"kernels={shown(kernels)}, expected reference, cpu, cuda or torch")
-    if kernels is not None and kernels.partition(":")[0] not in ENGINES:
+    name = (kernels or "").partition(":")[0]
+    if kernels is not None and name not in ENGINES:
         raise InputError(f"unknown kernels {shown(kernels)}, expected one of: {', '.join(ENGINES)}")
     if device == "cpu":
         place = placed("cpu" if kernels is None else kernels)
         place.device.check()
     else:
-        name = "" if kernels is None else kernels.partition(":")[0]
         where = find(device, any_of_torch=name in ENGINES and ENGINES[name].anywhere)
         where.check()
         if name and name not in where.engines:
@@ -252,19 +223,25 @@ def as_budget(value: float | None) -> float | None:
     return None if value is None or value == np.inf else float(value)
 
 
-# ---- starts ----
-
-
 def starting_point(
     field: Field, lowered: Lowered, init: Start, seed: int, *, full: bool = False
 ) -> Doubles:
     """Marginals to start from, over the lowered field (or the whole one).  # (size,)"""
     layout = field.layout if full else lowered.layout
     if isinstance(init, str):
-        q = named_start(layout, lowered, init, seed)
+        return observed(field, layout, named_start(layout, lowered, init, seed))
+    if isinstance(init, Result):
+        if not np.array_equal(init.field.cardinalities, field.cardinalities):
+            raise InputError("init is a result for variables with other numbers of labels")
+        given = init.modes[0].q if init.modes else init.q  # of a mixture, its heaviest part
     else:
-        q = lowered.reduction.restrict(given_start(field, init))
-    return observed(field, layout, q)
+        try:
+            given = field.flatten(init)
+        except InputError:
+            raise
+        except (TypeError, ValueError):
+            raise InputError(f"init={shown(init)}, {INITS}") from None
+    return observed(field, layout, lowered.reduction.restrict(given))
 
 
 def observed(field: Field, layout: Layout, q: Doubles) -> Doubles:
@@ -275,20 +252,6 @@ def observed(field: Field, layout: Layout, q: Doubles) -> Doubles:
         q[np.isin(layout.owner, seen)] = 0.0
         q[layout.offsets[seen] + field.evidence[seen]] = 1.0
     return q
-
-
-def given_start(field: Field, init: Start) -> Doubles:
-    """Marginals that the user gave, checked.  # (field.layout.size,)"""
-    if isinstance(init, Result):
-        if not np.array_equal(init.field.cardinalities, field.cardinalities):
-            raise InputError("init is a result for variables with other numbers of labels")
-        return init.modes[0].q if init.modes else init.q  # of a mixture, its heaviest part
-    try:
-        return field.flatten(init)
-    except InputError:
-        raise
-    except (TypeError, ValueError):
-        raise InputError(f"init={shown(init)}, {INITS}") from None
 
 
 def named_start(layout: Layout, lowered: Lowered, init: str, seed: int) -> Doubles:

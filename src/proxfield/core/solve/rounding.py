@@ -10,7 +10,7 @@ from proxfield.core.engines.base import Program
 from proxfield.core.engines.registry import placed, program_for
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.solve.request import moved, on_gpu
-from proxfield.core.terms.base import Doubles, Floats, Ints, expectation
+from proxfield.core.terms.base import Floats, Ints, expectation
 from proxfield.result import one_hot
 
 if TYPE_CHECKING:
@@ -51,8 +51,7 @@ def round_marginals(result: Result) -> Ints:
             found.append(lowered.layout.best_labels(program.descend(start, MAX_SWEEPS)))
         else:
             found.append(Groups(program).round(start))
-    best = min(found, key=lowered.energy)
-    return reduction.expand_labels(best)
+    return reduction.expand_labels(min(found, key=lowered.energy))
 
 
 def rounding_program(lowered: Lowered, kernels: str) -> Program:
@@ -82,15 +81,6 @@ class Groups:
         """The label of least expected energy of each variable.  # (n_vars,)"""
         return self.layout.best_labels(-self.program.gradient(q))
 
-    def replaced(self, q: Floats, group: Ints, labels: Ints) -> Doubles:
-        """Marginals with some variables at one label each."""
-        out = np.array(q, dtype=np.float64)
-        mine = np.zeros(self.layout.n_vars, dtype=bool)
-        mine[group] = True
-        out[mine[self.layout.owner]] = 0.0
-        out[self.layout.offsets[group] + labels[group]] = 1.0
-        return out
-
     def round(self, q: Floats) -> Ints:
         """A labelling whose energy isn't above E(q)."""
         q, e = np.array(q, dtype=np.float64), self.energy(q)
@@ -99,7 +89,10 @@ class Groups:
         while len(left):
             labels = self.cheapest(q)
             while True:
-                trial = self.replaced(q, left[:size], labels)
+                trial, mine = q.copy(), np.zeros(self.layout.n_vars, dtype=bool)
+                mine[left[:size]] = True
+                trial[mine[self.layout.owner]] = 0.0
+                trial[self.layout.offsets[:-1][mine] + labels[mine]] = 1.0
                 new = self.energy(trial)
                 if new <= e or size == 1:
                     break

@@ -20,16 +20,16 @@ from proxfield.core.solve.loop import Loop
 from proxfield.core.solve.rules.base import Outcome, Problem, Rule
 from proxfield.core.solve.stationarity import (
     MAX_PRODUCTS,
+    NOISE_SCALE,
+    OFFSET,
     Judgement,
     Verdict,
     judge,
-    nudged,
     proves_minimum,
+    shifted,
 )
-from proxfield.core.terms.base import Doubles, Floats, Layout, offers
+from proxfield.core.terms.base import Doubles, Floats, offers
 from proxfield.result import Status
-
-MINIMUM, SADDLE = Verdict.MINIMUM, Verdict.SADDLE
 
 FIRST_PRODUCTS = 3
 """Products with H before the second-order test looks at the clock."""
@@ -64,11 +64,10 @@ class Session:
     limited: bool = True
     """Whether the user limited iterations or seconds."""
     made: Program | None = None
-    """`program`, once it has been asked for."""
     memory: Record = field(default_factory=dict)
     """Where a rule of several stages stands, for checkpoints: numbers by name."""
-    watch: Callable[[Explored], None] | None = None
-    """Sees where chains ended."""
+    watch: Callable[[Doubles, float], None] | None = None
+    """Sees the marginals that each chain ended with, and their F."""
 
     @property
     def program(self) -> Program:
@@ -116,7 +115,8 @@ class Session:
         """Run independent cooling chains, each polished into a local minimum of F."""
         ended = self.program.explore(chains, threads)
         if self.watch is not None:
-            self.watch(ended)
+            for q, f in zip(ended.q, ended.free_energy, strict=True):
+                self.watch(q, f)
         return ended
 
     def best_seen(self, rule: Rule, state: State, status: Status) -> Outcome:
@@ -127,13 +127,8 @@ class Session:
 
     def within(self, limits: Limits | None = None, start: Doubles | None = None) -> Session:
         """The same session within other limits, or from another start."""
-        return replace(
-            self,
-            limits=self.limits if limits is None else limits,
-            start=self.start if start is None else start,
-            made=self.program,
-            memory={},
-        )
+        limits, start = limits or self.limits, self.start if start is None else start
+        return replace(self, limits=limits, start=start, made=self.program, memory={})
 
     def with_energies(self, lowered: Lowered) -> Session:
         """The same session of a field with the same variables and other energies."""
@@ -158,7 +153,8 @@ class Session:
 
     def nudged(self, q: Floats, attempt: int = 0) -> Doubles:
         """Marginals shifted by a little seeded noise, off the saddles that symmetries make."""
-        return nudged(self.problem.lowered.layout, q, self.problem.seed + attempt)
+        rng = np.random.default_rng([self.problem.seed + attempt, OFFSET])
+        return shifted(self.problem.lowered.layout, q, NOISE_SCALE * rng.normal(size=len(q)))
 
     def iterate(
         self,
@@ -169,14 +165,10 @@ class Session:
         first: float | None = None,
     ) -> Status:
         """Iterate a state, and keep the best one if the plan's rule needs it; see `Loop.run`."""
+        plan, best = self.own(plan), rule is not None and self.looks_back(rule)
+        trace = self.loop.trace or self.keep == "best"
         return self.loop.run(
-            self.program,
-            self.own(plan),
-            state,
-            limits,
-            keep_best=rule is not None and self.looks_back(rule),
-            first=first,
-            trace=self.loop.trace or self.keep == "best",
+            self.program, plan, state, limits, keep_best=best, first=first, trace=trace
         )
 
     def run_plan(
@@ -196,25 +188,24 @@ class Session:
         with loop.clock():
             if outcome.status is Status.OVERSHOT:
                 state = program.start(outcome.q)
-                if self._stands(state):  # the same fixed point, or another
+                if self.stands(state):  # the same fixed point, or another
                     outcome.status = Status.CONVERGED
             at_limit = thorough and outcome.status in (Status.MAX_ITERS, Status.BUDGET)
             if at_limit:  # a run without time may still stand on the saddle that it started from
                 changes = loop.pieces[-1].change[-1:]
-                at_limit = bool((changes <= self.limits.tol).all()) and self._stands(state)
+                at_limit = bool((changes <= self.limits.tol).all()) and self.stands(state)
             if outcome.status is Status.CONVERGED or at_limit:
                 outcome.judgement = self.judge(state, thorough)
-                if outcome.judgement.verdict is SADDLE:
+                if outcome.judgement.verdict is Verdict.SADDLE:
                     outcome.status = Status.SADDLE
         label, f, n = outcome.status.label, outcome.free_energy, loop.iterations
         log.debug("%s: %s with F = %.9g, iteration %d", rule.name, label, f, n)
         return outcome
 
-    def _stands(self, state: State) -> bool:
+    def stands(self, state: State) -> bool:
         """Whether this is known to be a fixed point; False if there is no time for the test."""
-        if not self.loop.may_test(self.limits):
-            return False
-        return self.loop.is_fixed_point(self.program, state, self.limits.tol)
+        loop, tol = self.loop, self.limits.tol
+        return loop.may_test(self.limits) and bool(loop.fixed_points(self.program, state, tol)[0])
 
     def judge(self, state: State, thorough: bool) -> Judgement:
         """Whether a fixed point is a minimum of F; see `run_plan`."""
@@ -223,57 +214,43 @@ class Session:
             # no eigenvalue of S exceeds 1/2, and none of the terms' is below these
             lowest = sum(t.spectrum(lowered.layout)[0] for t in lowered.terms)
             if lowest > -2.0:
-                return Judgement(MINIMUM)
-        deadline, now = self.deadline(), loop.now
-
-        def late() -> bool:
-            return now() > deadline
-
-        if self.kernels in HOST_KERNELS and proves_minimum(
-            lowered, self.program.marginals(state), late
-        ):
-            return Judgement(MINIMUM)
+                return Judgement(Verdict.MINIMUM)
+        late = self.late()
+        on_host = self.kernels in HOST_KERNELS
+        if on_host and proves_minimum(lowered, self.program.marginals(state), late):
+            return Judgement(Verdict.MINIMUM)
         long = self.limits.budget is not None and loop.costs.evaluation > SHORT_EVALUATION
-        if long and FIRST_PRODUCTS * loop.costs.test() > deadline - now():
+        if long and late(FIRST_PRODUCTS * loop.costs.test()):
             return Judgement(Verdict.UNDECIDED)
         products = int(np.clip(2 * loop.iterations, FEWEST_PRODUCTS, MAX_PRODUCTS))
         quick = 2 * FEWEST_PRODUCTS * loop.costs.evaluation < QUICK_TEST_SECONDS
+        most = THOROUGH_FACTOR * MAX_PRODUCTS if thorough else products
+        least, seed = FEWEST_PRODUCTS if quick else 0, self.problem.seed  # also if it is busy here
         return judge(
-            self.program,
-            state,
-            seed=self.problem.seed,
-            max_products=THOROUGH_FACTOR * MAX_PRODUCTS if thorough else products,
-            min_products=FEWEST_PRODUCTS if quick else 0,  # also on a machine that is busy
-            late=late,
+            self.program, state, seed=seed, max_products=most, min_products=least, late=late
         )
 
-    def deadline(self) -> float:
-        """When tests of the result have to end, as the clock counts."""
+    def late(self) -> Callable[..., bool]:
+        """Tells, from now on, whether tests of the result have to end, so many seconds ahead."""
         if self.limits.budget is None:
-            return np.inf
-        return self.loop.now() + max(0.0, self.seconds_left) + self.limits.overtime
-
-    def step_off(self, outcome: Outcome) -> Outcome:
-        """If an outcome at a limit stands on a saddle, the point of lower F beside it."""
-        with self.loop.clock():
-            state = self.program.start(outcome.q)
-            if self._stands(state):
-                found = self.judge(state, thorough=False)
-                if found.lower is not None:
-                    return replace(outcome, q=found.lower, free_energy=found.free_energy)
-        return outcome
+            return lambda ahead=0.0: False
+        now = self.loop.now
+        deadline = now() + max(0.0, self.seconds_left) + self.limits.overtime
+        return lambda ahead=0.0: now() + ahead > deadline
 
     def off_center(self, start: Doubles) -> Doubles:
         """A start off the center, if the budget is too short to find out that it is a saddle.
 
         Part of the set-up, not of the clock.
         """
-        loop, budget = self.loop, self.limits.budget
+        loop, budget, layout = self.loop, self.limits.budget, self.problem.lowered.layout
         if budget is None or loop.costs.evaluation <= SHORT_EVALUATION or loop.iterations > 0:
             return start
-        enough = SADDLE_TESTS * loop.costs.test() < budget
-        centered = is_uniform(self.problem.lowered.layout, start)
-        return self.nudged(start) if centered and not enough else start
+        if SADDLE_TESTS * loop.costs.test() < budget:
+            return start
+        alike = layout.common is not None
+        uniform = start[:1] if alike else (1.0 / layout.cardinalities)[layout.owner]
+        return self.nudged(start) if (start == uniform).all() else start
 
     def settle(self, rule: Rule, plan: Plan, start: Doubles) -> Outcome:
         """Iterate to a local minimum: like `run_plan`, but a saddle is left and F goes on falling.
@@ -297,26 +274,15 @@ class Session:
             if found.free_energy < f - self.slack(f):  # a limit came too soon
                 outcome = replace(outcome, q=found.lower, free_energy=found.free_energy)
                 outcome.judgement = None
-        ended = outcome.status in (Status.CONVERGED, Status.SADDLE)
-        if ended and (outcome.judgement is None or outcome.judgement.verdict is not MINIMUM):
+        found = outcome.judgement
+        proved = found is not None and found.verdict is Verdict.MINIMUM
+        if outcome.status in (Status.CONVERGED, Status.SADDLE) and not proved:
             outcome.status = self.limit
         return outcome
 
 
-def is_uniform(layout: Layout, q: Doubles) -> bool:
-    """Whether all labels of each variable are equally probable."""
-    if layout.common is not None:
-        return bool((q == q[:1]).all())
-    return bool((q == (1.0 / layout.cardinalities)[layout.owner]).all())
-
-
 def conclude(
-    loop: Loop,
-    rule: Rule,
-    last: Outcome,
-    first: Callable[[], float],
-    start: Doubles,
-    keep: str = "last",
+    loop: Loop, rule: Rule, last: Outcome, first: Callable[[], float], start: Doubles, keep: str
 ) -> Outcome:
     """What to hand back after a plan of a rule has run in a loop: the best state, if so asked.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from proxfield.core.common.interrupts import finish_first
 from proxfield.core.common.logs import log
+from proxfield.core.common.records import plain
 from proxfield.core.engines.base import Program
 from proxfield.core.engines.plan import Chains
 from proxfield.core.engines.registry import program_for
@@ -25,11 +24,11 @@ from proxfield.core.solve.forbidden import search_forbidden, spreads
 from proxfield.core.solve.history import Callback, Progress
 from proxfield.core.solve.infer import infer_one
 from proxfield.core.solve.progress import watching
-from proxfield.core.solve.request import Request, Start, check, choose_place, device_memory
+from proxfield.core.solve.request import Request, Start, check, choose_kernels, device_memory
 from proxfield.core.solve.rounding import MAX_SWEEPS, improved_singly, rounding_program
-from proxfield.core.solve.rules.auto import Auto
 from proxfield.core.solve.search import tuned
 from proxfield.core.solve.search.labelling import MapSearch
+from proxfield.core.solve.search.minimum import Auto
 from proxfield.core.solve.session import Session
 from proxfield.core.terms.base import Doubles, Ints, as_indices
 from proxfield.errors import InputError, InputTypeError, shown
@@ -55,15 +54,13 @@ class MapStatus(Enum):
     )
     MAX_ITERS = "max_iters reached; raise max_iters, or continue with init=result"
     BUDGET = "the budget was used up; raise budget, or continue with init=result"
-    INTERRUPTED = "interrupted; this is the best so far, continue with init=result"
-    STOPPED = "the callback asked to stop"
+    INTERRUPTED = Status.INTERRUPTED.value
+    STOPPED = Status.STOPPED.value
     NO_FEASIBLE = (
         "no labelling of positive probability was found, so the energy is infinite; raise "
         "max_iters or budget, change the seed, or check the zeros of the model"
     )
-    INFEASIBLE = (
-        "no labelling has positive probability: the zeros of the model contradict each other"
-    )
+    INFEASIBLE = Status.INFEASIBLE.value
 
     @property
     def label(self) -> str:
@@ -90,12 +87,9 @@ class MapTrace:
 
     def to_csv(self) -> str:
         """The trace as CSV text with a header."""
-        out = io.StringIO()
-        write = csv.writer(out, lineterminator="\n")
-        write.writerow(["iteration", "seconds", "energy"])
-        for t, s, e in zip(self.iteration, self.seconds, self.energy, strict=True):
-            write.writerow([int(t), f"{s:.9f}", repr(float(e))])
-        return out.getvalue()
+        rows = zip(self.iteration, self.seconds, self.energy, strict=True)
+        lines = [f"{t},{s:.9f},{float(e)!r}" for t, s, e in rows]
+        return "\n".join(["iteration,seconds,energy", *lines, ""])
 
 
 @dataclass(eq=False)
@@ -180,10 +174,7 @@ class MapResult:
             >>> json.loads(result.to_json())["labels"]
             [1]
         """
-        data = self.summary()
-        if not self.feasible:
-            data["energy"] = None
-        return json.dumps(data, allow_nan=False)
+        return json.dumps(plain(self.summary()), allow_nan=False)
 
     def save(self, path: Target) -> None:
         """Write the labelling as a UAI MAP file, whole or not at all; `io.read_map` reads it.
@@ -254,10 +245,19 @@ def solve_map(
     if not isinstance(field, Field):
         raise InputTypeError(f"solve_map takes a Field, not {type(field).__name__}")
     field = field.snapshot() if evidence is None else field.condition(evidence)
+    start: Start = "uniform"
+    if isinstance(init, str):
+        raise InputError(f"init={shown(init)}, expected a labelling or a result")
+    if init is not None:
+        known = init.map_labels if isinstance(init, Result) else init
+        known = known.labels if isinstance(known, MapResult) else as_indices(known, "init", 1)
+        field.check_labels(known)
+        start = one_hot(field.layout.offsets, known)
     request = Request(
         MapSearch(),
-        *choose_place(device, kernels, dtype),
-        init="uniform" if init is None else starting_labels(field, init),
+        *choose_kernels(device, kernels, dtype),
+        kernels is not None,
+        init=start,
         max_iters=max_iters,
         tol=0.0,
         budget=budget,
@@ -283,27 +283,13 @@ def answer(field: Field, request: Request, progress: bool = False) -> MapResult:
     return result
 
 
-def starting_labels(field: Field, init: object) -> Start:
-    """A labelling that the user gave, checked, as marginals.  # (field.layout.size,)"""
-    if isinstance(init, str):
-        raise InputError(f"init={shown(init)}, expected a labelling or a result")
-    if isinstance(init, (Result, MapResult)):
-        labels = init.map_labels if isinstance(init, Result) else init.labels
-    else:
-        labels = as_indices(init, "init", 1)  # type: ignore[arg-type]
-    field.check_labels(labels)
-    return one_hot(field.layout.offsets, labels)
-
-
 def search(field: Field, request: Request, session: Session) -> MapResult:
     """Search in the way that suits the field."""
     session, exponent = in_range(session)
     lowered, loop = session.problem.lowered, session.loop
     if lowered.infeasible:
-        labels = np.where(field.evidence >= 0, field.evidence, 0)
-        return MapResult(
-            field, labels, np.inf, MapStatus.INFEASIBLE, False, 0, loop.elapsed, MapTrace()
-        )
+        labels, ended = np.where(field.evidence >= 0, field.evidence, 0), MapStatus.INFEASIBLE
+        return MapResult(field, labels, np.inf, ended, False, 0, loop.elapsed, MapTrace())
     if lowered.extras:
         found, status, stable = by_rounding(field, request, session)
     elif is_forest(lowered):
@@ -319,7 +305,7 @@ def search(field: Field, request: Request, session: Session) -> MapResult:
             start = one_hot(lowered.layout.offsets, found)
             program.descend(start, 0)  # compile outside the clock
             with finish_first(), loop.clock():
-                found = lowered.layout.best_labels(descend_fully(program, start))
+                found = descend_fully(program, start)
     labels = lowered.reduction.expand_labels(found)
     energy = field.energy(labels)
     if energy == np.inf and status is MapStatus.OPTIMAL:
@@ -338,9 +324,6 @@ def search(field: Field, request: Request, session: Session) -> MapResult:
     )
     stable = stable and bool(np.isfinite(energy))
     return MapResult(field, labels, energy, status, stable, loop.iterations, loop.elapsed, trace)
-
-
-# ---- very small and very large energies ----
 
 
 def in_range(session: Session) -> tuple[Session, int]:
@@ -381,9 +364,6 @@ def exponent_of(lowered: Lowered) -> int:
     return 0
 
 
-# ---- forests ----
-
-
 def is_forest(lowered: Lowered) -> bool:
     """Whether all interactions are pairwise, and their graph has no cycle."""
     from scipy.sparse import csr_matrix
@@ -395,11 +375,8 @@ def is_forest(lowered: Lowered) -> bool:
     edges = len(graph.column) // 2
     if edges >= n:
         return n == 0
-    ones = np.ones(len(graph.column), dtype=np.int8)
-    count, _ = connected_components(
-        csr_matrix((ones, graph.column, graph.row), shape=(n, n)), directed=False
-    )
-    return bool(edges == n - count)
+    joined = csr_matrix((np.ones(2 * edges, dtype=np.int8), graph.column, graph.row), shape=(n, n))
+    return bool(edges == n - connected_components(joined, directed=False, return_labels=False))
 
 
 def exactly(lowered: Lowered) -> Ints:
@@ -413,22 +390,16 @@ def exactly(lowered: Lowered) -> Ints:
         start[None], hot=zero, cold=zero, sweeps=1, drawn=True, forests=True, polish=0
     )
     program = program_for(lowered)
-    return layout.best_labels(descend_fully(program, program.explore(chains, 1).q[0]))
+    return descend_fully(program, program.explore(chains, 1).q[0])
 
 
-# ---- the end of a search ----
-
-
-def descend_fully(program: Program, q: Doubles) -> Doubles:
-    """Sweeps at temperature 0 until a whole one changes nothing."""
+def descend_fully(program: Program, q: Doubles) -> Ints:
+    """The labelling after sweeps at temperature 0, until a whole one changes nothing."""
     while True:
         new = program.descend(q, MAX_SWEEPS)
         if np.array_equal(new, q):
-            return new
+            return program.lowered.layout.best_labels(new)
         q = new
-
-
-# ---- fields with terms that can't be lowered ----
 
 
 def by_rounding(field: Field, request: Request, session: Session) -> tuple[Ints, MapStatus, bool]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +24,6 @@ from proxfield.core.common.arrays import Array, Doubles, Floats
 from proxfield.core.engines.base import Batch, Program, State, Tangent
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.terms.base import Layout, offers
-
-P = TypeVar("P")
-S = TypeVar("S")
 
 RESIDUAL_FACTOR = 2.0
 """A Ritz value counts as the lowest if it is above −1 by so many times its residual."""
@@ -64,7 +61,7 @@ class Judgement:
     free_energy: float = np.inf
 
 
-def fixed_points(program: Batch[P, S], state: S, tol: float) -> NDArray[np.bool_]:
+def fixed_points(program: Batch[Any, Any], state: object, tol: float) -> NDArray[np.bool_]:
     """Whether softmax(−g(q)) of each field is within ``tol`` of q, up to rounding.  # (fields,)"""
     residual, rounding = program.residual_each(state)
     return np.asarray(residual <= tol + rounding)
@@ -301,12 +298,6 @@ def descend_along(program: Program, state: State, unit: Doubles) -> Judgement:
             break
         low, point = further, moved
     return Judgement(Verdict.SADDLE, point, low)
-
-
-def nudged(layout: Layout, q: Floats, seed: int) -> Doubles:
-    """Marginals with θ shifted by a little seeded noise, so that no symmetry is left."""
-    rng = np.random.default_rng([seed, OFFSET])
-    return shifted(layout, q, NOISE_SCALE * rng.normal(size=len(q)))
 
 
 def shifted(layout: Layout, q: Floats, by: Floats) -> Doubles:

@@ -9,6 +9,9 @@ the field's own program does.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from dataclasses import field as field_of
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -41,23 +44,21 @@ class NotWholeError(Exception):
     """Something has to be decided between the updates."""
 
 
+@dataclass
 class WholeImage(Batch[None, None]):
     """One image, all of whose updates are one call. It has no state beside what was found.
 
     A change of q within the tolerance is for a program that can test fixed points.
     """
 
-    found: DenseFound
+    call: DenseCall
+    energies: NDArray[np.float32]
+    images: list[Pixels | None]
+    tol: float
+    found: DenseFound = field_of(init=False)
 
-    def __init__(
-        self,
-        call: DenseCall,
-        energies: NDArray[np.float32],
-        images: list[Pixels | None],
-        tol: float,
-    ) -> None:
-        self.call, self.energies, self.images, self.tol = call, energies, images, tol
-        self.looks_every = call.key.updates
+    def __post_init__(self) -> None:
+        self.looks_every = self.call.key.updates
 
     def advance_each(
         self, state: None, plan: None, n: int, tol: float, trace: bool, wanted: NDArray[np.bool_]
@@ -132,10 +133,9 @@ def image_terms(field: Field) -> tuple[Unary, list[Gaussian]] | None:
             return None
         if term.omitted:
             continue
-        whole = term.first == 0 and term.n_points == field.n_vars
-        if not whole or not isinstance(term.points, PixelPoints):
-            return None
-        if term.blur is not None or any(term.points.origin):  # a tile, none like another
+        whole = term.first == 0 and term.n_points == field.n_vars and term.blur is None
+        # with an origin it is a tile, none like another
+        if not (whole and isinstance(term.points, PixelPoints)) or any(term.points.origin):
             return None
         gaussians.append(term)
     return (unary, gaussians) if gaussians else None
@@ -143,18 +143,14 @@ def image_terms(field: Field) -> tuple[Unary, list[Gaussian]] | None:
 
 def in_one_piece(request: Request) -> bool:
     """Whether nothing has to be decided between the updates."""
-    rule, updates = request.rule, request.max_iters
+    rule, init, free = request.rule, request.init, (request.budget, request.callback)
     return (
         type(rule) is Fixed
         and rule.step == "certified"
-        and updates is not None
-        and 1 <= updates <= MAX_UPDATES
-        and isinstance(request.init, str)
-        and request.init == "unary"
-        and request.dtype == "float32"
-        and request.keep == "last"
-        and request.budget is None
-        and request.callback is None
+        and 1 <= (request.max_iters or 0) <= MAX_UPDATES
+        and isinstance(init, str)
+        and (init, request.dtype, request.keep) == ("unary", "float32", "last")
+        and free == (None, None)
     )
 
 

@@ -52,18 +52,15 @@ class Problem:
 
 @dataclass
 class Outcome:
-    """Where a rule ended: marginals of the lowered field, their F, and why it ended.
-
-    Attributes:
-        labels: A feasible labelling, if one is known.
-        judgement: What the second-order test found at a fixed point.
-    """
+    """Where a rule ended: marginals of the lowered field, their F, and why it ended."""
 
     q: Doubles
     free_energy: float
     status: Status
     labels: Ints | None = None
+    """A feasible labelling, if one is known."""
     judgement: Judgement | None = None
+    """What the second-order test found at a fixed point."""
 
 
 @dataclass(frozen=True)

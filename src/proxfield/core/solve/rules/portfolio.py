@@ -1,28 +1,27 @@
-"""Several runs in one budget, from several starts or by several rules, and how the best ends."""
+"""Rules that run others: from several starts, one after another, or at falling temperatures."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from proxfield.core.common.interrupts import finish_first
-from proxfield.core.engines.plan import Chains, Plan, prefers_search
+from proxfield.core.engines.plan import Chains, Custom, Order, Plan, prefers_search
 from proxfield.core.lowering.lowered import Lowered
-from proxfield.core.solve.rules.backtracking import Backtracking
 from proxfield.core.solve.rules.base import Outcome, Problem, Rule
-from proxfield.core.solve.rules.parallel import Fixed
+from proxfield.core.solve.rules.parallel import Backtracking, Fixed, Sweep
 from proxfield.core.solve.rules.registry import make_rule
-from proxfield.core.solve.rules.schedules import Sweep
 from proxfield.core.solve.search import tuned
 from proxfield.core.solve.session import Session
 from proxfield.core.solve.stationarity import Verdict
 from proxfield.core.terms.base import Doubles, Layout, offers
-from proxfield.errors import InputError, UnsupportedError
+from proxfield.errors import InputError, UnsupportedError, shown
 from proxfield.result import Status
 
 HALTED = (Status.INTERRUPTED, Status.STOPPED)
+COOLING = 0.8
+"""Share of the iterations or of the budget that goes into cooling; the rest polishes at T = 1."""
 
 
 def perturbed(q: Doubles, layout: Layout, noise: float, seed: int) -> Doubles:
@@ -68,19 +67,11 @@ def best_of(session: Session, members: list[tuple[str, Rule, Doubles]]) -> Outco
     return best
 
 
-# ---- how runs end: by a monotone descent that leaves saddles ----
-
-
-def descent(session: Session) -> Rule:
-    """The monotone rule that suits a field: sweeps, or certified steps of all variables."""
-    if not session.program.sweepable:
-        return Backtracking() if prefers_search(session.problem.lowered) else Fixed()
-    return Fixed(step="certified-local") if session.program.parallel else Sweep()
-
-
 def polish(session: Session, q: Doubles) -> Outcome:
-    """Descend to a local minimum of F; see `Session.settle`."""
-    rule = descent(session)
+    """Descend to a local minimum of F, by sweeps or certified steps; see `Session.settle`."""
+    rule: Rule = Backtracking() if prefers_search(session.problem.lowered) else Fixed()
+    if session.program.sweepable:
+        rule = Fixed(step="certified-local") if session.program.parallel else Sweep()
     rule.prepare(session.problem)
     with session.loop.clock():
         plan = rule.plan(session.problem)
@@ -95,11 +86,15 @@ def end_at_minimum(session: Session, outcome: Outcome) -> Outcome:
         return outcome
     on_saddle = outcome.status is Status.SADDLE
     if found is not None and found.lower is not None and found.free_energy < outcome.free_energy:
-        outcome = replace(
-            outcome, q=found.lower, free_energy=found.free_energy, status=Status.SADDLE
-        )
+        f = found.free_energy
+        outcome = replace(outcome, q=found.lower, free_energy=f, status=Status.SADDLE)
     if session.spent is not None:
-        outcome = outcome if on_saddle else session.step_off(outcome)
+        with session.loop.clock():
+            state = session.program.start(outcome.q)
+            if not on_saddle and session.stands(state):  # perhaps on one that isn't known
+                found = session.judge(state, thorough=False)
+                if found.lower is not None:
+                    outcome = replace(outcome, q=found.lower, free_energy=found.free_energy)
         return replace(outcome, status=session.spent)
     start = session.nudged(outcome.q) if on_saddle else outcome.q
     loop.tell(outcome.q, outcome.free_energy)
@@ -120,9 +115,6 @@ def better_of(session: Session, before: Outcome, after: Outcome) -> Outcome:
     return replace(after, q=before.q, free_energy=before.free_energy, status=status, judgement=None)
 
 
-# ---- what a sweep costs ----
-
-
 def visits(lowered: Lowered) -> int:
     """Entries and edge ends that a sweep visits."""
     known = [t for t in lowered.terms if offers(t, "neighbors")]
@@ -134,11 +126,15 @@ def large_sweep_seconds(lowered: Lowered) -> float:
     return tuned.VISIT_SECONDS * visits(lowered) if lowered.layout.size > tuned.LARGE_SIZE else 0.0
 
 
-# ---- the rules ----
+class RunsOthers(Rule):
+    """Runs other rules; the best of them goes on to a minimum."""
+
+    def improve(self, session: Session, outcome: Outcome) -> Outcome:
+        return end_at_minimum(session, outcome)
 
 
 @dataclass(frozen=True)
-class Restarts(Rule):
+class Restarts(RunsOthers):
     """One rule from several starts: the given one, then seeded perturbations of it.
 
     Sweeps from many starts advance together in one compiled call, over all threads.
@@ -167,19 +163,18 @@ class Restarts(Rule):
     def plan(self, problem: Problem) -> Plan:
         return make_rule(self.inner).plan(problem)
 
-    def _starts(self, session: Session, count: int) -> Iterator[Doubles]:
-        layout, seed = session.problem.lowered.layout, session.problem.seed
-        yield session.start
-        for k in range(1, count):
-            yield perturbed(session.start, layout, self.noise, seed + k)
+    def _starts(self, session: Session, count: int) -> list[Doubles]:
+        layout, seed, start = session.problem.lowered.layout, session.problem.seed, session.start
+        noisy = (perturbed(start, layout, self.noise, seed + k) for k in range(1, count))
+        return [start, *noisy]
 
     def solve(self, session: Session) -> Outcome:
         if self.inner == "sweep" and session.program.sweepable:
             return self._together(session)
         inner = make_rule(self.inner)
         count = max(1, min(self.count, session.iterations_left))
-        starts = enumerate(self._starts(session, count))
-        return best_of(session, [(f"start {k}", inner, q) for k, q in starts])
+        starts = self._starts(session, count)
+        return best_of(session, [(f"start {k}", inner, q) for k, q in enumerate(starts)])
 
     def _together(self, session: Session) -> Outcome:
         """All starts in one batch, a few sweeps at a time; then polish the best."""
@@ -196,7 +191,7 @@ class Restarts(Rule):
         if count < 2:
             return polish(session, session.nudged(session.start))
         with loop.clock():
-            q = np.stack(list(self._starts(session, count)))
+            q = np.stack(self._starts(session, count))
         each = max(1, min(20, limits.max_iters // (2 * len(q))))
         done, step = 0, 1
         while done < each:
@@ -221,12 +216,9 @@ class Restarts(Rule):
             step = min(step if limits.budget is not None else each, max(1, each - done))
         return polish(session, q[winner])
 
-    def improve(self, session: Session, outcome: Outcome) -> Outcome:
-        return end_at_minimum(session, outcome)
-
 
 @dataclass(frozen=True)
-class Portfolio(Rule):
+class Portfolio(RunsOthers):
     """Several rules one after another, each with an equal share; the best F is kept.
 
     Args:
@@ -253,5 +245,95 @@ class Portfolio(Rule):
     def solve(self, session: Session) -> Outcome:
         return best_of(session, [(r.name, r, session.start) for r in self._members()])
 
-    def improve(self, session: Session, outcome: Outcome) -> Outcome:
-        return end_at_minimum(session, outcome)
+
+@dataclass(frozen=True)
+class Anneal(RunsOthers):
+    """Cool down from a temperature at which the objective is convex.
+
+    At temperature T the objective E − T·H is convex as soon as T ≥ μ/2, where −μ is the smallest
+    eigenvalue of the projected Hessian: there the minimum is unique and doesn't depend on the
+    start. From there T falls geometrically to 1, with the step certified for each T.
+
+    Args:
+        inner: The rule that moves the state: any named one.
+        hot: The temperature to start at; μ/2 by default (at least 1).
+        levels: Temperatures on the way, spaced geometrically.
+    """
+
+    name = "anneal"
+    summary = "lowers the temperature from a convex objective, with any rule; no randomness"
+    inner: str = "fixed"
+    hot: float | None = None
+    levels: int = 100
+
+    def check(self) -> None:
+        if self.hot is not None:
+            self._number("hot", 0.0, np.inf, closed=False)
+        self._count("levels")
+        if type(make_rule(self.inner)).solve is not Rule.solve:
+            raise InputError(
+                f"anneal: inner={shown(self.inner)} runs other rules itself; name a plain one"
+            )
+
+    @property
+    def mover(self) -> Rule:
+        return make_rule(self.inner)
+
+    def plan(self, problem: Problem) -> Plan:
+        return self.mover.plan(problem)
+
+    def solve(self, session: Session) -> Outcome:
+        loop, limits, inner = session.loop, session.limits, self.mover
+        inner.prepare(session.problem)
+        session.problem.curvature.prepare()
+        with loop.clock():
+            plan = inner.plan(session.problem)
+            hot = self.hot or max(1.0, session.problem.curvature.smallest / 2)
+        memory = session.memory  # a run over several processes may continue from a checkpoint
+        if "cooled" in memory:
+            return session.settle(inner, plan, session.start)
+        state = session.begin(session.start)
+        levels = max(1, min(self.levels, int(COOLING * limits.max_iters)))
+        begun_at, begun = memory.setdefault("begun", [loop.iterations, loop.elapsed])
+        loop.begin_stage()
+        k = int(memory.get("level", 0))
+        while k < levels:
+            temperature = hot ** (1.0 - k / max(1, levels - 1))
+            share = COOLING * (k + 1) / levels
+            last = begun_at + int(share * (limits.max_iters - begun_at))
+            last = memory.setdefault("end", max(loop.iterations + 1, last))
+            until = None if limits.budget is None else begun + share * (limits.budget - begun)
+            colder = at_temperature(plan, temperature, session.problem)
+            part = limits.until(last, until, tol=-1.0)
+            first = loop.known_at(session.start) if k == 0 else None
+            status = session.iterate(colder, state, part, self, first)
+            if begun_at == loop.iterations:
+                loop.tell(session.start, loop.last)
+            if status in (*HALTED, Status.DIVERGED):
+                return session.best_seen(self, state, status)
+            k += 1
+            if limits.budget is not None:  # levels that there is no time for are left out
+                used = (loop.elapsed - begun) / (COOLING * max(limits.budget - begun, 1e-9))
+                k = max(k, int(levels * used))
+            memory["level"] = k
+            del memory["end"]
+        memory["cooled"] = True
+        end = session.program.marginals(state)
+        loop.tell(end, loop.last)
+        return session.settle(inner, plan, end)
+
+
+def at_temperature(plan: Plan, temperature: float, problem: Problem) -> Plan:
+    """A plan for E − T·H: targets divided by T, and the step certified for λ/T."""
+    if isinstance(plan, Custom):
+        raise InputError("a custom rule can't be annealed: its function doesn't know temperatures")
+    if isinstance(plan, Order):
+        return replace(plan, inverse_temperature=1.0 / temperature)
+    if plan.search is not None:
+        raise InputError("backtracking can't be annealed: it looks at F, whose minimum moves")
+    if not (plan.step < 1.0).any():
+        return replace(plan, inverse_temperature=1.0 / temperature)
+    certified = 1.0 / (1.0 + problem.curvature.damping(1.0 / temperature))
+    step = np.maximum(plan.step, certified)
+    colder = replace(plan, step=step, inverse_temperature=1 / temperature)
+    return replace(colder, adaptive=False, fallback=None, refinement=None)

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.core.engines.plan import Chains, Explored
-from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.lowering.reduction import Reduction
 from proxfield.core.solve.history import Limits, Progress
 from proxfield.core.solve.loop import Loop
@@ -25,23 +24,14 @@ from proxfield.result import Status
 
 @dataclass
 class Cell:
-    """Labellings that agree with some decisions, and mean field among them.
+    """Labellings that agree with some decisions, and mean field among them."""
 
-    Attributes:
-        keep: The entries that the decisions leave possible.  # (size,)
-        clamps: The decisions, in the lowered field's numbering.
-        q: Marginals without weight on other entries.  # (size,)
-        free_energy: F of these.
-        status: Why they were left as they are.
-        split: The best way to split it, once that is known.
-    """
-
-    keep: NDArray[np.bool_]
-    clamps: tuple[Clamp, ...]
-    q: Doubles
+    keep: NDArray[np.bool_]  # entries that the decisions leave possible
+    clamps: tuple[Clamp, ...]  # the decisions, in the lowered field's numbering
+    q: Doubles  # marginals without weight on other entries
     free_energy: float
-    status: Status
-    split: Split | None = None
+    status: Status  # why they were left as they are
+    split: Split | None = None  # the best one, once that is known
 
     def child(self, layout: Layout, clamp: Clamp, status: Status) -> Cell:
         """The part of the cell where one more decision holds; F isn't known yet."""
@@ -56,12 +46,6 @@ class Cell:
         """Whether a variable may have several labels."""
         start, end = layout.offsets[variable : variable + 2]
         return bool(self.keep[start:end].sum() > 1)
-
-    def restrict(self, lowered: Lowered) -> Lowered:
-        """The field of this cell: what lies outside has the energy +inf."""
-        if self.keep.all():
-            return lowered
-        return replace(lowered, unary=np.where(self.keep, lowered.unary, np.inf))
 
     def condition(self, layout: Layout, q: Floats) -> Doubles:
         """Marginals given the cell; variables without weight there become uniform."""
@@ -96,11 +80,8 @@ def user_clamps(reduction: Reduction, clamps: Iterable[Clamp]) -> tuple[Clamp, .
     for clamp in kept:
         entry = entries[reduction.layout.offsets[clamp.variable] + clamp.label]
         variable, label = int(reduction.full.owner[entry]), int(reduction.full.label[entry])
-        binary = reduction.full.cardinalities[variable] == 2
-        if binary and not clamp.held:
-            out.append(Clamp(variable, 1 - label, True))
-        else:
-            out.append(Clamp(variable, label, clamp.held))
+        flip = not clamp.held and int(reduction.full.cardinalities[variable]) == 2
+        out.append(Clamp(variable, 1 - label if flip else label, clamp.held or flip))
     return tuple(out)
 
 
@@ -110,7 +91,6 @@ class Pool:
 
     layout: Layout
     capacity: int
-    """Maximum number of states."""
     states: dict[bytes, tuple[float, Doubles]] = field(default_factory=dict)
 
     def add(self, q: Floats, f: float) -> None:
@@ -120,11 +100,6 @@ class Pool:
             self.states[key] = float(f), np.array(q, dtype=np.float64)
             if len(self.states) > 2 * self.capacity:
                 self._thin()
-
-    def add_ends(self, ended: Explored) -> None:
-        """Keep where chains ended."""
-        for q, f in zip(ended.q, ended.free_energy, strict=True):
-            self.add(q, f)
 
     def _thin(self) -> None:
         """Keep half of the capacity by F alone, and half by F among states that differ much."""
@@ -141,10 +116,8 @@ class Pool:
             if not near[k]:
                 kept[key] = None
                 near |= (labels != labels[k]).sum(axis=1) < apart
-        for key in ranked:
-            if len(kept) == self.capacity:
-                break
-            kept[key] = None
+        others = [key for key in ranked if key not in kept]
+        kept.update(dict.fromkeys(others[: self.capacity - len(kept)]))
         self.states = {key: self.states[key] for key in ranked if key in kept}
 
     def inside(self, cell: Cell, most: int) -> Doubles:
@@ -169,12 +142,9 @@ class CellWork:
     def __init__(self, session: Session, rule: Rule, pool: Pool) -> None:
         self.session, self.rule, self.pool = session, rule, pool
         self.loop, self.limits = session.loop, session.limits
-        self.lowered = session.problem.lowered
+        self.lowered, self.sweepable = session.problem.lowered, session.program.sweepable
         self.layout = self.lowered.layout
-        self.sweepable = session.program.sweepable
         self.timed_sweeps, self.timed_seconds = 0, 0.0
-
-    # ---- limits ----
 
     def left(self, share: float) -> tuple[float, float]:
         """(iterations, seconds) until a share of the limits is used up."""
@@ -213,28 +183,19 @@ class CellWork:
         shifted = None if callback is None else report
         return Loop(limits, shifted, False, loop.expand, loop.now, costs=loop.costs)
 
-    # ---- sessions ----
-
     def session_of(self, cell: Cell, loop: Loop, shift: int = 0, record: bool = True) -> Session:
         """The inference of one cell, in a loop with its limits and trace, by a shifted random seed.
 
         States in which chains end are recorded in the pool.
         """
-        whole, low = self.session, cell.restrict(self.lowered)
+        whole, low = self.session, self.lowered
+        if not cell.keep.all():  # what lies outside has the energy +inf
+            low = replace(low, unary=np.where(cell.keep, low.unary, np.inf))
         # what bounds the curvature of the whole field bounds that of a part
         problem = Problem(low, whole.problem.curvature, whole.problem.seed + shift)
-        return replace(
-            whole,
-            problem=problem,
-            loop=loop,
-            limits=loop.limits,
-            start=cell.q,
-            made=whole.program if low is self.lowered else None,
-            memory={},
-            watch=self.pool.add_ends if record else None,
-        )
-
-    # ---- descents ----
+        own = replace(whole, problem=problem, loop=loop, limits=loop.limits, start=cell.q)
+        made = whole.program if low is self.lowered else None
+        return replace(own, made=made, memory={}, watch=self.pool.add if record else None)
 
     def explore(self, session: Session, chains: Chains) -> Explored:
         """Run chains, count their sweeps and learn how long one takes."""
@@ -260,20 +221,17 @@ class CellWork:
             f = np.where(np.isnan(ended.free_energy), np.inf, ended.free_energy)
             best = int(f.argmin())
             return np.asarray(ended.q[best], dtype=np.float64), float(f[best])
-        found = [self._descend_together(cell, start) for start in starts]
+        found: list[tuple[Doubles, float]] = []
+        for start in starts:  # single variables can't be visited: some updates of all
+            iterations, seconds = self.left(1.0)
+            own = self.aside(min(iterations, tuned.TRIAL_SWEEPS), seconds)
+            session = self.session_of(cell, own)
+            found.append((start, session.measure(start)))
+            own.tell(*found[-1])
+            try:
+                outcome = polish(session, start)
+            except UnsupportedError:  # no certified step, because a term has no curvature
+                continue
+            self.loop.iterations += own.iterations
+            found.append((outcome.q, float(outcome.free_energy)))
         return min(found, key=lambda end: end[1])
-
-    def _descend_together(self, cell: Cell, start: Doubles) -> tuple[Doubles, float]:
-        """Some updates of all variables, where single ones can't be visited."""
-        iterations, seconds = self.left(1.0)
-        own = self.aside(min(iterations, tuned.TRIAL_SWEEPS), seconds)
-        session = self.session_of(cell, own)
-        f = session.measure(start)
-        own.tell(start, f)
-        try:
-            outcome = polish(session, start)
-        except UnsupportedError:  # no certified step, because a term has no curvature
-            return start, f
-        self.loop.iterations += own.iterations
-        better = outcome.free_energy < f
-        return (outcome.q, float(outcome.free_energy)) if better else (start, f)

@@ -89,10 +89,6 @@ class Arms(Generic[T]):
         p = self.shares() if allowed is None else np.where(allowed, self.shares(), 0.0)
         return int(rng.choice(len(p), p=p / p.sum()))
 
-    def draw_several(self, rng: np.random.Generator, count: int) -> Ints:
-        """Numbers of options, each drawn by itself.  # (count,)"""
-        return rng.choice(len(self.first), size=count, p=self.shares())
-
     def learn(self, option: int | Ints, gain: ArrayLike, cost: ArrayLike) -> None:
         """An option, or several, lowered the objective by ``gain``, at a cost in any unit."""
         self.gain *= self.memory
@@ -123,15 +119,11 @@ class ChainPace:
 
     def learn(self, moves: str, sweeps: int, seconds: float) -> None:
         """So many sweeps of chains took so long."""
-        known = self.work.get((moves, self.threads), (0.0, 0.0))
-        known = 0.5 * known[0] + sweeps, 0.5 * known[1] + seconds
+        before = self.work.get((moves, self.threads), (0.0, 0.0))  # earlier work counts less
+        known = 0.5 * before[0] + sweeps, 0.5 * before[1] + seconds
         self.work[moves, self.threads] = known
         self.paces[moves, self.threads] = max(1.0, known[0]) / known[1]
         self.rounds += 1
-
-    def waiting(self) -> bool:
-        """Whether several threads make fewer sweeps a second than one."""
-        return self.lanes() > 1 and self.paces["sites", self.threads] < self.paces["sites", 1]
 
     def spent(self) -> float:
         """What has been used up."""
@@ -163,10 +155,8 @@ class ChainPace:
         """Sweeps a second that all threads make (1 without a budget)."""
         if self.budget is None:
             return 1.0
-        for key in ((moves, self.threads), (moves, 1), ("sites", self.threads)):
-            if key in self.paces:
-                return self.paces[key]
-        return self.paces["sites", 1]
+        keys = [(moves, self.threads), (moves, 1), ("sites", self.threads), ("sites", 1)]
+        return next(self.paces[key] for key in keys if key in self.paces)
 
     def room(self, moves: str) -> float:
         """Sweeps of each of the next chains that fit into what is left."""
@@ -208,6 +198,5 @@ class ChainPace:
         """
         most = self.session.program.threads
         paces = [self.paces.get(("sites", k), np.inf) for k in (1, most)]
-        best = 1 if paces[0] > paces[1] else most
-        other = most if best == 1 else 1
-        self.threads = other if self.rounds % 16 == 15 else best
+        one = (paces[0] > paces[1]) != (self.rounds % 16 == 15)
+        self.threads = 1 if one else most

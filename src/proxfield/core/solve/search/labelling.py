@@ -19,8 +19,8 @@ from proxfield.core.common.interrupts import finish_first
 from proxfield.core.engines.plan import Chains, Plan
 from proxfield.core.lowering.lowered import Lowered, interaction_scale, unary_scale
 from proxfield.core.solve.rules.base import Outcome, Problem, Rule
+from proxfield.core.solve.rules.parallel import Sweep
 from proxfield.core.solve.rules.portfolio import visits
-from proxfield.core.solve.rules.schedules import Sweep
 from proxfield.core.solve.search import tuned
 from proxfield.core.solve.search.chains import Arms, ChainSearch
 from proxfield.core.solve.search.parts import Parts
@@ -76,12 +76,9 @@ class LabellingSearch(ChainSearch):
         self.scale = scale or self.hottest / tuned.FIRST_HEAT
         self.parts = Parts(self.lowered)
         ends = len(self.parts.column)
-        self.work = max(1.0, self.layout.size + tuned.FLIP_SHARE * ends)
-        """Work of a sweep."""
+        self.work = max(1.0, self.layout.size + tuned.FLIP_SHARE * ends)  # of a sweep
         self.forests = ends <= tuned.FOREST_DEGREE * self.layout.n_vars
-        self.glassy = not self.forests and unary_scale(self.lowered) < self.scale
         cards = self.layout.cardinalities
-        self.several_labels = bool(cards.max(initial=2) > 2)
         self.uniform = np.repeat(1.0 / cards, cards)
         self.temperatures = Arms(
             dict.fromkeys(tuned.REHEATS, 1.0), memory=tuned.MAP_MEMORY,
@@ -95,11 +92,7 @@ class LabellingSearch(ChainSearch):
         self.energy = self.kept_energy = np.inf
         self.mark, self.reported, self.pace = 0.0, -np.inf, 0.0
         self.noted = (self.loop.iterations, self.loop.elapsed)
-        self.double = session.slack(0.0) < 1e-9
-        """Whether chains tell their energies in float64."""
         self.stopped: Status | None = None
-
-    # ---- limits ----
 
     def left(self) -> float:
         """Sweeps that the limits leave."""
@@ -122,8 +115,6 @@ class LabellingSearch(ChainSearch):
                 self.stopped = Status.STOPPED
             self.reported = self.mark = loop.now()  # the callback's time doesn't count
         return self.stopped is not None
-
-    # ---- chains ----
 
     def cool(
         self, starts: Doubles, hot: Doubles, cold: float, sweeps: int
@@ -156,7 +147,8 @@ class LabellingSearch(ChainSearch):
             self.best, self.energy = labels, self.lowered.energy(labels)
             self.judge()
             return 0.0
-        difference = energy - self.energy if self.double else None
+        double = self.session.slack(0.0) < 1e-9  # chains tell their energies in float64
+        difference = energy - self.energy if double else None
         self.best, change = self.parts.best_labels(self.best, labels, difference)
         self.energy += change
         if change < 0:
@@ -173,8 +165,6 @@ class LabellingSearch(ChainSearch):
                 self.improved_at = self.loop.iterations
             self.kept, self.kept_energy = self.best, energy
 
-    # ---- the search ----
-
     def run(self) -> Outcome:
         """Search until a limit, the callback or Ctrl-C ends it."""
         session = self.session
@@ -186,6 +176,7 @@ class LabellingSearch(ChainSearch):
             self.energy = self.lowered.energy(self.best)
             self.judge()
             self.mark = self.loop.now()
+            self.note()
             status = self._search()
         except KeyboardInterrupt:
             status = Status.INTERRUPTED
@@ -193,7 +184,6 @@ class LabellingSearch(ChainSearch):
 
     def _search(self) -> Status:
         session, loop = self.session, self.loop
-        self.note()
         sweep = tuned.MAP_SWEEP_EVALUATIONS * loop.costs.evaluation
         if tuned.OPENING_SWEEPS * sweep > session.seconds_left:
             return Status.BUDGET
@@ -218,8 +208,14 @@ class LabellingSearch(ChainSearch):
             count, sweeps = self._room(length)
             if count < 1:
                 return False
-            gain = self._round(count, sweeps)
-            if self.several_labels:
+            # heat the best labelling and cool it again, in several chains
+            shares = self.temperatures.shares()
+            which = self.rng.choice(len(shares), size=count, p=shares)
+            starts = np.repeat(self.one_hot(self.best)[None], count, axis=0)
+            gains = self._cool_from(starts, self.scale * np.take(tuned.REHEATS, which), sweeps)
+            self.temperatures.learn(which, gains, sweeps)
+            gain = sum(gains)
+            if self.layout.cardinalities.max(initial=2) > 2:
                 gain += self._relabel(min(tuned.RELABELLED_SWEEPS, self.left() / 8))
             quiet = 0 if gain > 1e-9 * (1 + abs(self.energy)) else quiet + count
         return True
@@ -300,7 +296,8 @@ class LabellingSearch(ChainSearch):
     def _open(self) -> None:
         """A first cooling from the start, after a few sweeps from which the pace is known."""
         (least, usual), start = tuned.FIRST_SWEEPS, self.session.start
-        share, most = tuned.FIRST_LIMITS[self.glassy]
+        glassy = not self.forests and unary_scale(self.lowered) < self.scale
+        share, most = tuned.FIRST_LIMITS[glassy]
         for trial in (True, False):
             if self.session.spent is None and not self.look():
                 left = 0.0 if trial else self.left()
@@ -327,11 +324,3 @@ class LabellingSearch(ChainSearch):
             gains = [self.take(q, energy) for q, energy in zip(*ends, strict=True)]
             self.note()
         return gains
-
-    def _round(self, count: int, sweeps: int) -> float:
-        """Heat the best labelling and cool it again, in several chains; returns the gain."""
-        which = self.temperatures.draw_several(self.rng, count)
-        starts = np.repeat(self.one_hot(self.best)[None], count, axis=0)
-        gains = self._cool_from(starts, self.scale * np.take(tuned.REHEATS, which), sweeps)
-        self.temperatures.learn(which, gains, sweeps)
-        return sum(gains)

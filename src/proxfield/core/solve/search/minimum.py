@@ -1,4 +1,15 @@
-"""The search of `auto`: one cooling, then reheats of the best state, judged part by part.
+"""`auto`, the default: chooses for the user and spends the budget well.
+
+- Where the curvature shows that F is convex, one minimum is all there is: sweep to it.
+- Otherwise a search by sampling (`MinimumSearch`): one cooling, then reheats of the best state.
+  Sampling crosses the barriers at which deterministic rules stop.
+- Fields with terms that can only be iterated as a whole: annealing (backtracking where a term has
+  no bound on its curvature, or a relative one), ADAM and momentum.
+
+It always ends with sweeps (or the certified rule) to the tolerance, and leaves saddles: where it
+says CONVERGED, it is at a local minimum.
+
+The search by sampling:
 
 1. A few plain sweeps from the start, and a few random ones that show how fast this field is.
 2. One *cooling*: heat-bath sampling from a high temperature to a low one, then sweeps into a
@@ -14,14 +25,24 @@ only iterations are limited, every decision depends on them alone, and a run can
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from proxfield.core.common.interrupts import finish_first
-from proxfield.core.engines.plan import Chains, Explored
-from proxfield.core.solve.rules.base import Outcome
-from proxfield.core.solve.rules.portfolio import HALTED, better_of, polish
+from proxfield.core.common.logs import log
+from proxfield.core.engines.plan import Chains, Explored, Plan, prefers_search
+from proxfield.core.solve.rules.base import Outcome, Problem, Rule
+from proxfield.core.solve.rules.parallel import Adam, Backtracking, Fixed, Momentum, Sweep
+from proxfield.core.solve.rules.portfolio import (
+    HALTED,
+    Anneal,
+    best_of,
+    better_of,
+    end_at_minimum,
+    polish,
+    visits,
+)
 from proxfield.core.solve.rules.registry import make_rule
 from proxfield.core.solve.search import tuned
 from proxfield.core.solve.search.chains import Arms, ChainPace, ChainSearch
@@ -88,8 +109,8 @@ class MinimumSearch(ChainSearch):
         """Sweeps from the start; with a budget, a random one that shows what there is time for."""
         self.state, plain = start[None], 2 * tuned.PLAIN_SHARE
         if self.session.limits.budget is not None:
-            chains = self._chains(self.state, self.hot, 1, self.hot)
-            self.state, plain = self._round(chains, "sites").q, tuned.PLAIN_SHARE
+            self.state = self._round("", self.state, self.hot, 1, self.hot).q
+            plain = tuned.PLAIN_SHARE
         fits = plain * self.pace.left() / self.pace.sweep_seconds()
         self._polish_from(start, int(min(fits, tuned.POLISH_SWEEPS)), "sweeps from the start")
         self.plain = self.best_f
@@ -117,17 +138,16 @@ class MinimumSearch(ChainSearch):
             after = 1.0 if last else done + sweeps / length
             room = tuned.END_SHARE * self.pace.left() / self.pace.sweep_seconds()
             hot, cold = (float(self.hot * (self.cold / self.hot) ** part) for part in (done, after))
-            chains = self._chains(
-                self.state, hot, sweeps, cold,
-                polish=int(np.clip(room, 1, tuned.POLISH_SWEEPS)) if last else 0,
-            )  # fmt: skip
-            self.state = self._round(chains, "sites", take=member if last else "").q
+            polish = int(np.clip(room, 1, tuned.POLISH_SWEEPS)) if last else 0
+            name = member if last else ""
+            self.state = self._round(name, self.state, hot, sweeps, cold, polish=polish).q
             halted = self._asked()
             if last or halted is not None:
                 return halted
             done = float(np.clip((self.pace.spent() - begun) / (share * left), done, 0.99))
-            if self.pace.waiting():  # threads wait for each other
-                self.pace.threads, self.state = 1, self.state[:1]
+            paces, threads = self.pace.paces, self.pace.threads
+            if self.pace.lanes() > 1 and paces["sites", threads] < paces["sites", 1]:
+                self.pace.threads, self.state = 1, self.state[:1]  # threads wait for each other
 
     def _compete(self) -> Status | None:
         """Rules that move all variables at once, on flat fields: they find their way without the
@@ -185,19 +205,14 @@ class MinimumSearch(ChainSearch):
             count = self.pace.count(name, sweeps + last)
             if room < sweeps + last or count == 0:
                 return None
-            begin = {"best": self.best_q, "start": self.session.start}.get(
-                self.origins.options[origin]
-            )
-            if begin is None:
-                assert self.labels is not None
-                begin = self.one_hot(self.labels)
-            chains = self._chains(
-                np.repeat(begin[None], count, axis=0),
-                max(1.0, self.scale) * self.temperatures.options[hot], sweeps,
-                self.cold, moves=name, polish=last,
-            )  # fmt: skip
+            begins = {"best": self.best_q, "start": self.session.start}
+            if self.labels is not None:
+                begins["labels"] = self.one_hot(self.labels)
+            starts = np.repeat(begins[self.origins.options[origin]][None], count, axis=0)
+            heat = max(1.0, self.scale) * self.temperatures.options[hot]
+            member = f"{name} from T={heat:.3g}, {sweeps} sweeps"
             f, begun = self.best_f, self.pace.spent()
-            self._round(chains, name, f"{name} from T={chains.hot[0]:.3g}, {sweeps} sweeps")
+            self._round(member, starts, heat, sweeps, self.cold, moves=name, polish=last)
             gain, cost = f - self.best_f, self.pace.spent() - begun
             self.origins.learn(origin, gain, cost)
             self.moves.learn(moves, gain, cost)
@@ -229,70 +244,55 @@ class MinimumSearch(ChainSearch):
 
     def _asked(self) -> Status | None:
         """STOPPED if the callback asks for it."""
-        asked = self.loop.report(self.best_f, self.best_q.copy)
-        return Status.STOPPED if asked else None
-
-    # ---- chains ----
+        return Status.STOPPED if self.loop.report(self.best_f, self.best_q.copy) else None
 
     def _polish_from(self, q: Doubles, sweeps: int, member: str, tol: float = 1e-3) -> None:
         """Sweeps from some marginals."""
         if sweeps > 0:
-            chains = self._chains(q[None], 1.0, 0, 1.0, moves="", polish=sweeps, tol=tol)
-            self._round(chains, "", member)
+            self._round(member, q[None], 1.0, 0, 1.0, moves="", polish=sweeps, tol=tol)
 
-    def _chains(
-        self, starts: Doubles, hot: float, sweeps: int, cold: float, *,
+    def _round(
+        self, take: str, starts: Doubles, hot: float, sweeps: int, cold: float, *,
         moves: str = "sites", polish: int = 0, tol: float = 1e-3,
-    ) -> Chains:  # fmt: skip
-        drawn = moves in ("sites", "forests")
-        return Chains.make(
-            starts, hot=hot, cold=cold if drawn else 1.0, sweeps=sweeps,
-            seeds=self.seeds(len(starts)), drawn=drawn, forests=moves == "forests", polish=polish,
-            tol=tol,
-        )  # fmt: skip
-
-    def _round(self, chains: Chains, moves: str, take: str = "") -> Explored:
+    ) -> Explored:  # fmt: skip
         """Run chains, and count what they cost.
 
         What is better than the best state is kept if a member is named that it was found by.
         """
-        loop = self.loop
+        loop, drawn = self.loop, moves in ("sites", "forests")
+        chains = Chains.make(
+            starts, hot=hot, cold=cold if drawn else 1.0, sweeps=sweeps,
+            seeds=self.seeds(len(starts)), drawn=drawn, forests=moves == "forests", polish=polish,
+            tol=tol,
+        )  # fmt: skip
         begun, base = loop.now(), loop.elapsed
         with finish_first():
             made = 0
-            if self.flat and take and chains.drawn[0] and chains.sweeps[0] >= tuned.LABELLED_SWEEPS:
-                chains, made = self._labelled(chains)
+            if self.flat and take and drawn and sweeps >= tuned.LABELLED_SWEEPS:
+                # the chains up to their labellings, and then the rest of them
+                found = self.session.explore(replace(chains, polish=0), self.pace.threads)
+                best = int(found.free_energy.argmin())
+                labels = self.layout.best_labels(found.q[best])
+                self._keep_labels(labels, float(found.free_energy[best]))
+                made = int(found.sweeps.sum())
+                chains = Chains.make(found.q, polish=chains.polish, tol=chains.tol)
             ended = self.session.explore(chains, self.pace.threads)
             made += int(ended.sweeps.sum())
-            if take:
-                self._take(ended, take, made)
+            before = self.best_f
+            for k in np.argsort(ended.free_energy, kind="stable") if take else ():
+                self._compare(ended.q[k], float(ended.free_energy[k]))
+            if self.best_f < before:
+                loop.member = take
+            if self.best_f < before - 1e-6 * (1 + abs(before)):
+                self.improved_at = loop.iterations + made
             spent = max(loop.now() - begun, 1e-9)
             self.pace.learn(moves, made, spent)
             loop.note(made, base + spent, self.best_f)
         return ended
 
-    def _labelled(self, chains: Chains) -> tuple[Chains, int]:
-        """Run chains up to their labellings; returns what is left of them, and sweeps made."""
-        found = self.session.explore(replace(chains, polish=0), self.pace.threads)
-        best = int(found.free_energy.argmin())
-        labels = self.layout.best_labels(found.q[best])
-        self._keep_labels(labels, float(found.free_energy[best]))
-        rest = Chains.make(found.q, polish=chains.polish, tol=chains.tol)
-        return rest, int(found.sweeps.sum())
-
     def _keep_labels(self, labels: Ints, energy: float) -> None:
         if energy < self.lowest:
             self.labels, self.lowest = labels, energy
-
-    def _take(self, ended: Explored, member: str, made: int) -> None:
-        """Keep what is better than the best state: a whole one, or parts of it."""
-        before = self.best_f
-        for k in np.argsort(ended.free_energy, kind="stable"):
-            self._compare(ended.q[k], float(ended.free_energy[k]))
-        if self.best_f < before:
-            self.loop.member = member
-        if self.best_f < before - 1e-6 * (1 + abs(before)):
-            self.improved_at = self.loop.iterations + made
 
     def _compare(self, q: Doubles, f: float) -> None:
         if self.parts is not None:
@@ -304,3 +304,48 @@ class MinimumSearch(ChainSearch):
                     q, f = merged, merged_f
         if f < self.best_f:
             self.best_q, self.best_f = q, f
+
+
+@dataclass(frozen=True)
+class Auto(Rule):
+    """Needs no parameter: uses its budget (or max_iters sweeps) and ends at a local minimum."""
+
+    name = "auto"
+    summary = "the default: explores within the budget, ends at a local minimum"
+    explores = True
+
+    @property
+    def mover(self) -> Rule:
+        return Fixed(step="certified-local")
+
+    def plan(self, problem: Problem) -> Plan:
+        return Sweep().plan(problem)
+
+    def default_iterations(self, problem: Problem) -> int:
+        """As many sweeps as take some tenths of a second."""
+        return int(np.clip(tuned.DEFAULT_VISITS / max(1, visits(problem.lowered)), 200, 20_000))
+
+    def solve(self, session: Session) -> Outcome:
+        if not session.program.sweepable:
+            first = Backtracking() if prefers_search(session.problem.lowered) else Anneal()
+            members: list[Rule] = [first, Adam(), Momentum()]
+            log.debug("auto: variables can't be visited one by one; %s, adam, momentum", first.name)
+            return best_of(session, [(rule.name, rule, session.start) for rule in members])
+        local = session.problem.curvature.local  # part of the set-up
+        scale = float(local.max(initial=0.0))
+        # then E − H is convex: λ_i bounds |eigenvalues|, and H's curvature is at least 2
+        if scale <= 2.0:
+            log.debug("auto: F is convex (λ = %.3g); one descent", scale)
+            return polish(session, session.start)
+        if session.iterations_left < 4 * tuned.MIN_SWEEPS:
+            return polish(session, session.nudged(session.start))
+        log.debug("auto: F may have many minima (λ = %.3g); cooled chains", scale)
+        return MinimumSearch(session, float(local[local > 0.0].mean())).run(session.start, np.inf)
+
+    def improve(self, session: Session, outcome: Outcome) -> Outcome:
+        loop = session.loop
+        loop.keep(outcome.free_energy, outcome.q)
+        if session.iterations_left < 4 * tuned.MIN_SWEEPS:
+            return end_at_minimum(session, outcome)
+        found = MinimumSearch(session, tuned.HARD_SCALE).run(outcome.q, outcome.free_energy)
+        return replace(better_of(session, outcome, found), labels=outcome.labels)

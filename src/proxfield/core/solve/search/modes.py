@@ -28,7 +28,7 @@ from proxfield.core.solve.search.cells import Cell, CellWork, Pool, Split, user_
 from proxfield.core.solve.search.parts import Parts
 from proxfield.core.solve.search.patches import Alternatives, Decision
 from proxfield.core.solve.session import Session
-from proxfield.core.terms.base import Doubles, Ints
+from proxfield.core.terms.base import Ints
 from proxfield.field import Field
 from proxfield.mixture import Clamp, make_modes, mixture_free_energy, mixture_marginals
 from proxfield.result import Result, Status
@@ -48,7 +48,16 @@ class Splitter:
         ``to_come`` says how many cells are still to be split, this one included.
         """
         best, loop = Split((cell, cell), 0.0), self.work.loop
-        for decision in self.decisions(cell, self.trials_wanted(to_come, share)):
+        iterations, seconds = self.work.left(share)
+        fits = iterations / max(1.0, self.trial_sweeps)
+        if self.trial_seconds > 0:
+            fits = min(fits, seconds / self.trial_seconds)
+        else:
+            fits = min(fits, self.work.sweeps_left(share) / self.trial_sweeps)
+        # so many that all splits fit into the limits
+        most = tuned.MAX_TRIALS if self.work.sweepable else 1
+        wanted = int(np.clip(fits / to_come, 1 if fits >= 1 else 0, most))
+        for decision in self.decisions(cell, wanted):
             begun, before = loop.now(), loop.iterations
             split = self.try_split(cell, decision)
             known = 0.3 if self.trials_made else 1.0
@@ -58,31 +67,8 @@ class Splitter:
             best = split if split.score > best.score else best
         return best
 
-    def trials_wanted(self, to_come: int, share: float) -> int:
-        """How many decisions to try, so that all splits fit into the limits."""
-        iterations, seconds = self.work.left(share)
-        known = self.trial_seconds > 0
-        fits = min(
-            iterations / max(1.0, self.trial_sweeps),
-            seconds / self.trial_seconds if known
-            else self.work.sweeps_left(share) / self.trial_sweeps,
-        )  # fmt: skip
-        most = tuned.MAX_TRIALS if self.work.sweepable else 1
-        return int(np.clip(fits / to_come, 1 if fits >= 1 else 0, most))
-
     def decisions(self, cell: Cell, most: int) -> list[Decision]:
-        """What to try: decisions between alternatives, and about uncertain variables."""
-        uncertain = self.uncertain(cell, most)
-        if self.alternatives is None or most == 0:
-            return uncertain
-        found = self.alternatives.combine(cell)
-        reserved = min(tuned.MAX_UNCERTAIN, len(uncertain), most // 2)
-        firm = self.alternatives.choose(cell, found, most - reserved)
-        known = {decision.variable for decision in firm}
-        return [*firm, *(d for d in uncertain if d.variable not in known)][:most]
-
-    def uncertain(self, cell: Cell, most: int) -> list[Decision]:
-        """Decisions about variables of large variance that depend much on others."""
+        """What to try: between alternatives, and about uncertain, dependent variables."""
         layout = self.work.layout
         labels = layout.best_labels(cell.q)
         p = cell.q[layout.offsets[:-1] + labels]
@@ -92,7 +78,14 @@ class Splitter:
             worth = worth * np.minimum(curvature, tuned.MAX_CURVATURE)
         worth = np.where(layout.sum_by_variable(cell.keep) > 1, worth, -1.0)
         order = np.argsort(-worth, kind="stable")[:most]
-        return [Decision(int(v), int(labels[v])) for v in order if worth[v] > 0]
+        uncertain = [Decision(int(v), int(labels[v])) for v in order if worth[v] > 0]
+        if self.alternatives is None or most == 0:
+            return uncertain
+        found = self.alternatives.combine(cell)
+        reserved = min(tuned.MAX_UNCERTAIN, len(uncertain), most // 2)
+        firm = self.alternatives.choose(cell, found, most - reserved)
+        known = {decision.variable for decision in firm}
+        return [*firm, *(d for d in uncertain if d.variable not in known)][:most]
 
     def try_split(self, cell: Cell, decision: Decision) -> Split:
         """Split a cell, descend in both children, and see how much they differ.
@@ -126,7 +119,6 @@ class ModeSearch:
     def __init__(self, session: Session, request: Request, count: int) -> None:
         self.session, self.loop, self.count = session, session.loop, count
         lowered = session.problem.lowered
-        self.possible = np.isfinite(lowered.unary)
         combining = session.program.sweepable and lowered.layout.n_vars > 0
         parts = Parts(lowered) if combining else None
         if session.limits.budget is not None:
@@ -184,29 +176,26 @@ class ModeSearch:
         if self.loop.report(self.free_energy, best.q.copy):
             self.halted = Status.STOPPED
 
-    def everything(self, q: Doubles) -> Cell:
-        """The cell of all labellings."""
-        return Cell(self.possible, (), q, np.inf, self.session.limit)
-
     def heaviest_first(self) -> list[Cell]:
         """The cells, by F."""
         return sorted(self.cells, key=lambda cell: cell.free_energy)
 
-    # ---- states ----
-
     def search(self) -> None:
         """The rule on the whole field."""
-        session = self.work.session_of(self.everything(self.session.start), self.loop)
+        possible = np.isfinite(self.work.lowered.unary)
+        cell = Cell(possible, (), self.session.start, np.inf, self.session.limit)
+        session = self.whole = self.work.session_of(cell, self.loop)
         if self.work.sweepable:
             session.program.warm_up_chains(session.start)
         session.measure(session.start)  # how long an evaluation takes
         self.rest = min(1.0, self.work.sweeps_left(1.0) / (tuned.SWEEPS_PER_MODE * self.count))
-        limits = session.limits.share(self.until(tuned.SEARCH_SHARE))
+        whole, share = session.limits, self.until(tuned.SEARCH_SHARE)
+        seconds = None if whole.budget is None else share * whole.budget
+        limits = whole.until(int(np.ceil(share * whole.max_iters)), seconds)
         outcome = solve(session.within(limits), self.work.rule)
         self.labels = outcome.labels
-        cell = self.everything(outcome.q)
-        cell.free_energy, cell.status = float(outcome.free_energy), outcome.status
-        self.cells = [cell]
+        cell.q, cell.free_energy = outcome.q, float(outcome.free_energy)
+        cell.status, self.cells = outcome.status, [cell]
         self.halted = outcome.status if outcome.status in HALTED else None
 
     def sample(self) -> None:
@@ -217,7 +206,6 @@ class ModeSearch:
         scale = float(self.session.problem.curvature.local.max(initial=0.0))
         if scale <= tuned.CONVEX_SCALE:
             return
-        session = work.session_of(self.everything(self.session.start), self.loop)
         rng = np.random.default_rng([self.session.problem.seed, 1])
         each = float(np.mean(tuned.SAMPLE_SWEEPS)) + tuned.TRIAL_SWEEPS
         made, end = 0, self.until(tuned.SAMPLE_SHARE)
@@ -227,7 +215,7 @@ class ModeSearch:
                 break
             made += count
             chains = Chains.make(
-                np.repeat(session.start[None], count, axis=0),
+                np.repeat(self.session.start[None], count, axis=0),
                 hot=np.maximum(1.0, scale * rng.choice(tuned.SAMPLE_HEAT, size=count)),
                 sweeps=rng.choice(tuned.SAMPLE_SWEEPS, size=count),
                 seeds=rng.integers(2**63, size=count, dtype=np.uint64),
@@ -235,9 +223,7 @@ class ModeSearch:
                 polish=tuned.TRIAL_SWEEPS,
             )
             with self.loop.clock():
-                work.explore(session, chains)
-
-    # ---- splitting ----
+                work.explore(self.whole, chains)
 
     def split_up(self) -> None:
         """Split the cell in which that separates most, until there are enough."""
@@ -264,8 +250,6 @@ class ModeSearch:
             self.report()
             if self.halted is not None:
                 break
-
-    # ---- the cells ----
 
     def search_cells(self) -> None:
         """The rule in each cell, then parts of everything that was seen."""
@@ -337,13 +321,11 @@ def infer_modes(field: Field, request: Request, session: Session, count: int) ->
     outcome = Outcome(best.q, f, found.status, found.labels)
     result = finish(field, request, session, outcome)
     reduction = lowered.reduction
-    result.modes = make_modes(
-        field.layout,
-        [
-            (end.free_energy, reduction.expand(end.q), user_clamps(reduction, cell.clamps))
-            for end, cell in zip(ends, found.cells, strict=True)
-        ],
-    )
+    parts = [
+        (end.free_energy, reduction.expand(end.q), user_clamps(reduction, cell.clamps))
+        for end, cell in zip(ends, found.cells, strict=True)
+    ]
+    result.modes = make_modes(field.layout, parts)
     result.q = mixture_marginals(result.modes)
     log.debug("%d modes with F = %.9g", len(result.modes), f)
     return result

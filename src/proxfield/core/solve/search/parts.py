@@ -34,23 +34,15 @@ Gradient = Callable[[Floats], Doubles]
 
 
 class Parts:
-    """Which variables of a field interact, and how states of it are combined.
-
-    Args:
-        lowered: The field; its terms all know the neighbors of a variable.
-
-    Attributes:
-        row: Starts of each variable's neighbors.  # (n_vars + 1,)
-        column: Neighbors.
-        typical: How many parts the marginals compared of late had.
-    """
+    """Which variables of a field interact, and how states of it are combined."""
 
     def __init__(self, lowered: Lowered) -> None:
         self.lowered, self.layout = lowered, lowered.layout
         none = np.zeros((0, 2), dtype=np.int64)
         pairs = np.concatenate([none, *(t.neighbors(self.layout) for t in lowered.terms)])
+        # starts of each variable's neighbors, and these
         self.row, self.column, _ = compressed_rows(self.layout.n_vars, pairs, [])
-        self.typical = 0.0
+        self.typical = 0.0  # how many parts the marginals compared of late had
         self._waiting = np.empty(self.layout.n_vars, dtype=np.int32)
 
     def of(self, chosen: NDArray[np.bool_]) -> tuple[NDArray[np.int32], int]:
@@ -95,13 +87,13 @@ class Parts:
     def scopes(self) -> list[Scopes]:
         """The scopes of each term; their tables are finite: what is forbidden has the energy 0."""
         weighted = [t for t in (self.lowered.ising, self.lowered.potts) if t is not None]
-        tables = [finite(factor) for factor in self.lowered.factors]
-        return [
-            *(Scopes(t, t.edges, self.layout) for t in weighted),
-            *(Scopes(f, f.scopes, self.layout) for f in tables),
-        ]
-
-    # ---- two labellings ----
+        found = [Scopes(t, t.edges, self.layout) for t in weighted]
+        for factor in self.lowered.factors:
+            if factor.hard:
+                tables = np.where(np.isinf(factor.tables), 0.0, factor.tables)
+                factor = Factor.trusted(factor.scopes, tables, factor.index)
+            found.append(Scopes(factor, factor.scopes, self.layout))
+        return found
 
     def best_labels(self, x: Ints, y: Ints, difference: float | None = None) -> tuple[Ints, float]:
         """A labelling with the parts of another that don't raise its energy, and the change.
@@ -115,25 +107,19 @@ class Parts:
         part, count = self.of(differs)
         if count == 1 and difference is not None:
             return (y, difference) if difference <= 0.0 else (x, 0.0)
-        change = self.energy_changes(x, y, part, count)
+        at = np.flatnonzero(differs)
+        here = self.layout.offsets[at]
+        moved = self.lowered.unary[here + y[at]] - self.lowered.unary[here + x[at]]
+        change: Doubles = np.bincount(part[at], moved, minlength=count).astype(float)
+        for term in self.scopes:
+            touched = np.zeros(len(term.members), dtype=bool)
+            touched[term.around(at)[0]] = True
+            some = np.flatnonzero(touched)
+            members = term.members[some].T
+            moved = term.energies(some, y[members]) - term.energies(some, x[members])
+            change += np.bincount(part[members].max(axis=0), moved, minlength=count)
         taken = np.append(change <= 0.0, False)  # the last one is for variables in no part
         return np.where(taken[part], y, x), float(change[change <= 0.0].sum())
-
-    def energy_changes(self, x: Ints, y: Ints, part: NDArray[np.int32], count: int) -> Doubles:
-        """The change of the energy of x where one part takes the labels of y.  # (count,)"""
-        at = np.flatnonzero(part >= 0)
-        here = self.layout.offsets[at]
-        change = self.lowered.unary[here + y[at]] - self.lowered.unary[here + x[at]]
-        out: Doubles = np.bincount(part[at], change, minlength=count).astype(float)
-        for term in self.scopes:
-            some = term.touching(at)
-            members = term.members[some].T
-            place = part[members].max(axis=0)
-            change = term.energies(some, y[members]) - term.energies(some, x[members])
-            out += np.bincount(place, change, minlength=count)
-        return out
-
-    # ---- two states of marginals ----
 
     @cached_property
     def quadrature(self) -> tuple[Doubles, Doubles]:
@@ -207,12 +193,6 @@ class Scopes:
         """The scopes of each variable, one after another, and how many each is in."""
         return rows_of(self.row, self.number, variables)
 
-    def touching(self, variables: Ints) -> Ints:
-        """Scopes that hold some of the variables, in order."""
-        touched = np.zeros(len(self.members), dtype=bool)
-        touched[self.around(variables)[0]] = True
-        return np.flatnonzero(touched)
-
     def energies(self, some: Ints, labels: Ints) -> Doubles:
         """The energies of some scopes, given their variables' labels.  # (s,), (k, s) -> (s,)"""
         term = self.term
@@ -258,11 +238,3 @@ def rows_of(row: Ints, values: NDArray[V], some: Ints) -> tuple[NDArray[V], Ints
     count = row[some + 1] - first
     skipped = np.cumsum(count) - count
     return values[np.repeat(first - skipped, count) + np.arange(int(count.sum()))], count
-
-
-def finite(factor: Factor) -> Factor:
-    """The factor with the energy 0 in the place of what is forbidden."""
-    if not factor.hard:
-        return factor
-    tables = np.where(np.isinf(factor.tables), 0.0, factor.tables)
-    return Factor.trusted(factor.scopes, tables, factor.index)

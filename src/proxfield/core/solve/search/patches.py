@@ -7,7 +7,6 @@ between which a mixture of modes should choose. A decision tells an alternative 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -23,34 +22,21 @@ from proxfield.mixture import Clamp
 
 @dataclass(frozen=True)
 class PatchEffects:
-    """What patches would do to a state.
+    """What each patch would do to a state."""
 
-    Attributes:
-        change: How F would change.  # (patches,)
-        spread: Sum of the differences of marginals, in total variation.  # (patches,)
-        allowed: Whether they have no weight on entries that mustn't have any.  # (patches,)
-    """
-
-    change: Doubles
-    spread: Doubles
-    allowed: NDArray[np.bool_]
+    change: Doubles  # of F
+    spread: Doubles  # sum of the differences of marginals, in total variation
+    allowed: NDArray[np.bool_]  # whether it has no weight on entries that mustn't have any
 
 
 @dataclass(frozen=True)
 class Patches:
-    """Marginals of sets of variables, to be put into states of a field.
-
-    Attributes:
-        parts: The field, all of whose terms are tables.
-        start: Where the variables of each patch start.  # (patches + 1,)
-        variables: Variables of all patches, in order within each.  # (variables,)
-        values: Their marginals, one after another.  # (entries,)
-    """
+    """Marginals of sets of variables, to be put into states of a field of tables."""
 
     parts: Parts
-    start: Ints
-    variables: Ints
-    values: Doubles
+    start: Ints  # where the variables of each patch start, and the total
+    variables: Ints  # of all patches, in order within each
+    values: Doubles  # their marginals, one after another
 
     @classmethod
     def between(cls, parts: Parts, q: Floats, others: Floats) -> Patches:
@@ -105,11 +91,21 @@ class Patches:
 
         The last two are places in a state, and in "a state and the values, joined".
         """
-        layout, out, places = self.parts.layout, [], self._places()
+        layout, out = self.parts.layout, []
+        keys = self.owner * layout.n_vars + self.variables  # patch · n_vars + variable, in order
+        table = None
+        if len(self) * layout.n_vars <= tuned.MAX_LOOKUP:
+            table = np.full(len(self) * layout.n_vars, -1, dtype=np.int64)
+            table[keys] = self.first[:-1]
         for term in self.parts.scopes:
             e, count = term.around(self.variables)
             patch, members = np.repeat(self.owner, count), term.members[e]
-            place = places((patch * layout.n_vars)[:, None] + members)
+            wanted = (patch * layout.n_vars)[:, None] + members
+            if table is None:
+                at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+                place = np.where(keys[at] == wanted, self.first[at], -1)
+            else:
+                place = table[wanted]
             # a scope with several variables of a patch counts once, for the first of them
             leader = members[np.arange(len(e)), (place >= 0).argmax(axis=1)]
             once = np.flatnonzero(leader == np.repeat(self.variables, count))
@@ -117,21 +113,6 @@ class Patches:
             here = layout.offsets[members[once]]
             out.append((patch, e, here, np.where(place >= 0, layout.size + place, here)))
         return out
-
-    def _places(self) -> Callable[[Ints], Ints]:
-        """A function from patch · n_vars + variable to its first value, -1 if it isn't there."""
-        size = len(self) * self.parts.layout.n_vars
-        keys = self.owner * self.parts.layout.n_vars + self.variables  # in order
-        if size <= tuned.MAX_LOOKUP:
-            table = np.full(size, -1, dtype=np.int64)
-            table[keys] = self.first[:-1]
-            return table.__getitem__
-
-        def search(wanted: Ints) -> Ints:
-            at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-            return np.where(keys[at] == wanted, self.first[at], -1)
-
-        return search
 
     def evaluate(self, q: Floats, keep: NDArray[np.bool_] | None = None) -> PatchEffects:
         """What each patch would do to a state of finite F; ``keep`` says what may have weight."""
@@ -166,12 +147,8 @@ class Patches:
         out[self.entries[mine]] = self.values[mine]
         return out
 
-    def improve(self, q: Floats, found: PatchEffects | None = None) -> Doubles:
-        """A state with the patches that lower F, as far as they are independent of each other.
-
-        ``found`` is what they would do to it, if that is known.
-        """
-        found = self.evaluate(q) if found is None else found
+    def improve(self, q: Floats, found: PatchEffects) -> Doubles:
+        """A state with the patches that lower F, as far as they are independent of each other."""
         out = np.array(q, dtype=np.float64)
         settled = np.zeros(self.parts.layout.n_vars, dtype=bool)  # patched, or beside a patch
         for c in np.argsort(found.change, kind="stable").tolist():
@@ -193,10 +170,12 @@ class Patches:
 
     def joined(self, other: Patches) -> Patches:
         """These patches and others, each once (values are compared to one digit)."""
-        start = np.concatenate([self.start, self.start[-1] + other.start[1:]])
-        variables = np.concatenate([self.variables, other.variables])
-        values = np.concatenate([self.values, other.values])
-        both = Patches(self.parts, start, variables, values)
+        both = Patches(
+            self.parts,
+            np.concatenate([self.start, self.start[-1] + other.start[1:]]),
+            np.concatenate([self.variables, other.variables]),
+            np.concatenate([self.values, other.values]),
+        )
         rounded = np.round(10 * both.values).astype(np.int8)
         seen: dict[bytes, int] = {}
         for c in range(len(both)):
@@ -217,17 +196,11 @@ def log_weighted(q: Floats) -> Doubles:
 
 @dataclass(frozen=True)
 class Decision:
-    """A way to split a cell.
-
-    Attributes:
-        variable: The variable.
-        label: The label that one child holds and the other doesn't have.
-        other: Marginals to start the other child from, beside the cell's own.  # (size,)
-    """
+    """A way to split a cell: one child holds a label of a variable, the other doesn't have it."""
 
     variable: int
     label: int
-    other: Doubles | None = None
+    other: Doubles | None = None  # to start the other child from, beside the cell's own
 
 
 class Alternatives:
