@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -83,29 +84,20 @@ class Setting:
     model: str
     radius: float = 1.0
 
-    def record(self) -> Record:
-        """As it is stored."""
-        return {"model": self.model, "radius": self.radius, **MODELS[self.model]}
-
 
 # ---- frames ----
 
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """One frame.
-
-    Attributes:
-        scene: What people at each location would cover.
-        number: Of the frame.
-        masks: Makes or reads the masks of all cameras.
-        truth: Where people are, in meters.  # (k, 2)
-    """
+    """One frame of a scene."""
 
     scene: Scene
     number: int
     masks: Callable[[], Masks]
+    """Makes or reads the masks of all cameras."""
     truth: Doubles
+    """Where people are, in meters.  # (k, 2)"""
 
 
 def simulated_frames(
@@ -115,14 +107,7 @@ def simulated_frames(
     size: tuple[int, int] | None = None,
     spacing: float | None = None,
 ) -> list[Instance[Frame]]:
-    """Frames of the simulated pitch.
-
-    Args:
-        seeds: Of each simulation.
-        frames: Number of frames of each.
-        size: As in `simulate`.
-        spacing: Distance of neighboring locations in meters; `SPACING` by default.
-    """
+    """Frames of a simulated pitch for each seed; sizes are as in `simulate`."""
     out = []
     for seed in seeds:
         made = simulate(PITCH, size=size, spacing=spacing or SPACING, seed=seed)
@@ -222,19 +207,12 @@ def people_task(
     max_passes: int | None = None,
     budget: float | None = None,
 ) -> Task[Frame]:
-    """One rule on one frame.
-
-    Args:
-        instance: The frame.
-        setting: What it is compared on.
-        rule: The rule.
-        max_passes: Maximum number of gradients; or
-        budget: seconds of iterating.
-    """
+    """One rule on one frame, for at most so many gradients or for so many seconds."""
     kind, work, cost = "people", _timed, budget
     if budget is None:
         kind, work, cost = "passes", _counted, 0.05 * (max_passes or 0)
-    facts = {"setting": setting.record(), "max_passes": max_passes, "budget": budget}
+    stored = {**asdict(setting), **MODELS[setting.model]}
+    facts = {"setting": stored, "max_passes": max_passes, "budget": budget}
     make = partial(counted_field, setting=setting)
     return Task(kind, instance, work, rule, budget, facts, make_field=make, init=START, cost=cost)
 
@@ -265,9 +243,6 @@ def _counted(task: Task[Frame], frame: Frame, settings: Settings) -> Record:
 
 def people_rules(chosen: list[str] | None = None) -> dict[str, list[Rule]]:
     """The rules of each table.
-
-    Args:
-        chosen: Names of those wanted; all by default.
 
     Raises:
         InputError: If one isn't in any table.
@@ -329,16 +304,8 @@ def counted_field(frame: Frame, setting: Setting) -> Field:
     return Field(frame.scene.n_locations, 2, [prior, counted])
 
 
-@dataclass(frozen=True)
-class Way:
-    """The states that a rule went through.
-
-    Attributes:
-        passes: Gradients it took to get to each.
-        free_energy: F of each.
-        states: Probability of each location.  # (n,) each
-        seconds: Of all updates.
-    """
+class Way(NamedTuple):
+    """The states that a rule went through: gradients to each, F, and who is where (n,)."""
 
     passes: list[int]
     free_energy: list[float]
@@ -350,19 +317,12 @@ def iterate(field: Field, rule: Rule, max_passes: int, settings: Settings) -> Wa
     """All states that a rule reaches with so many gradients, from the prior.
 
     Every evaluation of the term counts: also that of the start and of steps that are taken back,
-    where a rule looks at F. A sweep counts as one, and so does an update of ``original``.
-
-    Args:
-        field: From `counted_field`.
-        rule: One that follows a single plan.
-        max_passes: Maximum number of gradients.
-        settings: Tolerance and threads.
+    where a rule looks at F. A sweep counts as one, and so does an update of ``original``. The
+    field is that of `counted_field`, the rule one that follows a single plan.
     """
     term = next(t for t in field.terms if isinstance(t, Counted))
-    request = Request(
-        rule, init=START, max_iters=max_passes, tol=settings.tol, threads=settings.threads
-    )
-    session = request.open(field)
+    limits: Record = {"tol": settings.tol, "threads": settings.threads}
+    session = Request(rule, init=START, max_iters=max_passes, **limits).open(field)
     rule.prepare(session.problem)
     plan, program = rule.plan(session.problem), session.program
     state = program.start(session.start)

@@ -173,7 +173,9 @@ def make_report(data: ReportData) -> str:
         "repeats": data.repeats,
         "full_names": FULL_NAMES,
         "abouts": ABOUT,
-        "suites": _suites(data),
+        # of the paper's first experiment
+        "suites": [x.suite for x in data.table or data.curves]
+        or (data.sensitivity.suites if data.sensitivity else []),
         "tables": data.table,
         "wins": data.wins if data.wins is not None and data.wins.models else None,
         "gaps": data.gaps if data.gaps is not None and data.gaps.cells else None,
@@ -213,12 +215,6 @@ def _about(data: ReportData) -> str:
         latest.get("when"),
     )
     return ", ".join(str(x) for x in parts if x)
-
-
-def _suites(data: ReportData) -> list[str]:
-    """The suites of the paper's first experiment that the report is about."""
-    suites = [table.suite for table in data.table] or [c.suite for c in data.curves]
-    return suites or (data.sensitivity.suites if data.sensitivity else [])
 
 
 def _table_parts(data: ReportData) -> Record:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain, product
 from pathlib import Path
 
 import click
@@ -73,7 +74,16 @@ def inpainting(options: Options) -> None:
     rules, session = chosen_rules(options), BenchSession(options)
     if options.count == 0 and options.data is None:
         raise click.UsageError("--count 0 without --data, expected models to run")
-    instances = find_instances(options)
+    # the fields: trained here, and given; bad files are refused before anything is trained
+    instances = [] if options.data is None else characters.given_instances(options.data)
+    for instance in instances:
+        instance.make()
+    if options.count:
+        training = characters.Training(options.hole, options.train, options.seed)
+        signals.begin_work()
+        with Display() as display, display.announcing_compilation():
+            trained = characters.trained_instances(options.models, training, options.count, note)
+        instances = [*trained, *instances]
     tasks = characters.inpainting_tasks(instances, rules, options.budgets)
 
     def report(tables: list[Table], store: Store) -> Record:
@@ -82,20 +92,6 @@ def inpainting(options: Options) -> None:
         return {"inpainting": Experiment(tables, curves, pictures)}
 
     run_tables(session, tasks, characters.make_inpainting_tables, report)
-
-
-def find_instances(options: Options) -> list[model_sets.Instance[characters.Inpainting]]:
-    """The fields: trained here, and given; refuses bad files before anything is trained."""
-    given = [] if options.data is None else characters.given_instances(options.data)
-    for instance in given:
-        instance.make()
-    if not options.count:
-        return given
-    training = characters.Training(options.hole, options.train, options.seed)
-    signals.begin_work()
-    with Display() as display, display.announcing_compilation():
-        trained = characters.trained_instances(options.models, training, options.count, note)
-    return [*trained, *given]
 
 
 def segmentation(options: Options) -> None:
@@ -171,14 +167,19 @@ def paper(options: Options) -> None:
         name: load_results(path, name) for name, path in options.given(*MAKERS).items()
     }
     if options.sensitivity is not None:
-        parts["sensitivity"] = load_sensitivity(options.sensitivity)
-    runs = table1.paper_tasks(suites, rules, budgets, repeats)
-    chosen = (
-        [model_sets.representative(instances) for instances in suites.values()]
-        if session.drawn
-        else []
-    )
-    traces = [paper_task("trace", each, rule, max(budgets)) for each in chosen for rule in rules]
+        metas, before = read_records(options.sensitivity)
+        try:
+            parts["sensitivity"] = metas, table1.make_sensitivity(before)
+        except ProxfieldError as error:
+            raise InputError(str(error), path=display_name(options.sensitivity)) from None
+    runs = [
+        paper_task("run", instance, rule, budget, repeat)
+        for instance in chain(*suites.values())
+        for rule in rules
+        for budget, repeat in product(budgets, range(repeats))
+    ]
+    drawn = map(model_sets.representative, suites.values() if session.drawn else ())
+    traces = [paper_task("trace", each, rule, max(budgets)) for each in drawn for rule in rules]
     known = model_sets.generated_exact() if options.exact == GENERATED else []
     if options.exact and not known:
         known = model_sets.load_exact(options.exact)
@@ -190,9 +191,7 @@ def paper(options: Options) -> None:
 
     def page(found: Found, store: Store) -> Record:
         tables, records = found
-        own = {
-            suite: model_sets.is_the_papers(suite, instances) for suite, instances in suites.items()
-        }
+        own = {suite: model_sets.is_the_papers(suite, some) for suite, some in suites.items()}
         late = table1.overruns(records)
         if late:
             note(late)
@@ -213,19 +212,11 @@ def paper(options: Options) -> None:
         }
 
     def cells(found: Found) -> Record:
-        each = [(table, table.data()) for table in found[0]]
-        return {
-            "cells": [
-                cell
-                for table, data in each
-                for budget in table.columns
-                for cell in data
-                if cell["budget"] == budget
-            ]
-        }
+        pairs = [(table, budget) for table in found[0] for budget in table.columns]
+        return {"cells": [c for table, b in pairs for c in table.data() if c["budget"] == b]}
 
     session.run(
-        [*runs, *traces, *table1.exact_tasks(known, rules)],
+        [*runs, *traces, *(paper_task("exact", each, rule) for each in known for rule in rules)],
         make=make,
         summary=cells,
         blocks=lambda found: [table.block() for table in found[0]],
@@ -267,15 +258,6 @@ def sensitivity_block(figure: table1.Sensitivity, suite: str) -> Block:
     header = ["eta", *(f"{rule} {budget_name(budget)}" for rule, budget in keys)]
     rows = [[f"{eta:g}", *(show(curve.get(eta)) for curve in curves)] for eta in etas]
     return title, header, rows, []
-
-
-def load_sensitivity(path: str) -> tuple[list[Record], table1.Sensitivity]:
-    """Where the results of ``bench sensitivity`` come from, and its figure."""
-    metas, records = read_records(path)
-    try:
-        return metas, table1.make_sensitivity(records)
-    except ProxfieldError as error:
-        raise InputError(str(error), path=display_name(path)) from None
 
 
 # ---- all ----

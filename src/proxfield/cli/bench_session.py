@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,7 +19,7 @@ from proxfield.bench.report import ReportData, find_environment, write_report
 from proxfield.bench.runner import Failure, Settings, Task, TaskBar, run_tasks, threads_of
 from proxfield.bench.store import Store
 from proxfield.bench.suites import ModelT
-from proxfield.bench.table import Block
+from proxfield.bench.table import Block, counted
 from proxfield.cli import main, signals
 from proxfield.cli.options import Options
 from proxfield.cli.shared import print_json, print_table
@@ -35,16 +37,7 @@ BUSY_LOAD = 0.5
 
 
 class BenchSession:
-    """One run of a benchmark; names a package that is missing before the work begins.
-
-    Args:
-        options: Of the command.
-
-    Attributes:
-        settings: What all runs share.
-        drawn: Whether there are to be pictures.
-        pictures: Their folder: beside the report, unless another was named.
-    """
+    """One run of a benchmark; names a package that is missing before the work begins."""
 
     def __init__(self, options: Options) -> None:
         check_limits(1, options.tol, None, options.threads)
@@ -71,26 +64,32 @@ class BenchSession:
     ) -> None:
         """Run what isn't stored yet, print what was found, and write pictures and report.
 
-        Args:
-            tasks: What to run.
-            make: Tables or figures, from the records of the tasks.
-            summary: What ``--json`` prints of them.
-            blocks: What is printed of them otherwise.
-            report: Their part of `ReportData`.
+        What ``make`` gives of the tasks' records is shown as ``summary`` (for ``--json``) or
+        ``blocks``, and as ``report``, its part of `ReportData`.
         """
         options = self.options
-        with self._open_store() as store:
+        data = getattr(options, "data", None) or None  # not all have it
+        where = data if data is None or isinstance(data, str) else ", ".join(data)
+        meta = metadata(where, self.settings.threads)
+        with Store(options.results, meta) as store:
+            for line in store.notes:
+                note(line)
+            load, cores = meta["load_average"], os.cpu_count() or 1
+            if load is not None and load > BUSY_LOAD * cores:
+                note(f"other processes keep this machine busy (load {load:g} on {cores} cores)")
             failures = describe_failures(self._do(tasks, store))
             for line in failures:
                 note(line)
             found = make(self._kept(tasks, store))
             if options.as_json:
-                where = {"output": options.results, "report": options.report}
-                where |= {"figures": self.pictures}
+                places = {"output": options.results, "report": options.report}
+                places |= {"figures": self.pictures}
                 ended = {"failures": failures, "version": __version__}
-                print_json({**summary(found), **where, **ended})
+                print_json({**summary(found), **places, **ended})
             else:
-                print_blocks(blocks(found))
+                for k, (title, header, rows, left) in enumerate(blocks(found)):
+                    click.echo(f"\n{title}" if k else title)
+                    print_table(header, rows, left=left)
             page = ReportData(
                 command=command_line(),
                 tol=self.settings.tol,
@@ -105,19 +104,6 @@ class BenchSession:
                     "run the command again",
                     path=error.path,
                 ) from None
-
-    def _open_store(self) -> Store:
-        """The results file; says what happened to it."""
-        data = getattr(self.options, "data", None) or None  # not all have it
-        where = data if data is None or isinstance(data, str) else ", ".join(data)
-        meta = metadata(where, self.settings.threads)
-        store = Store(self.options.results, meta)
-        for line in store.notes:
-            note(line)
-        load, cores = meta["load_average"], os.cpu_count() or 1
-        if load is not None and load > BUSY_LOAD * cores:
-            note(f"other processes keep this machine busy (load {load:g} on {cores} cores)")
-        return store
 
     def _do(self, tasks: Sequence[Task[ModelT]], store: Store) -> list[Failure]:
         """Run the tasks that aren't stored yet; exits with 130 on Ctrl-C."""
@@ -142,8 +128,11 @@ class BenchSession:
         parts = (data.sensitivity, data.people, data.inpainting, data.segmentation)
         lines = []
         if self.pictures is not None and (data.curves or any(parts)):
-            names = save_figures(self.pictures, data)
-            data.figures = (_relative(self.pictures, target), names)
+            names, shown = save_figures(self.pictures, data), self.pictures
+            with suppress(ValueError):  # as seen from the report
+                above = Path(target or "").resolve().parent
+                shown = str(Path(shown).resolve().relative_to(above)) if target else shown
+            data.figures = (shown, names)
             lines.append(f"pictures: {self.pictures}")
         if target is not None:
             write_report(target, data)
@@ -184,31 +173,8 @@ def note(text: str) -> None:
 
 def describe_failures(failures: Sequence[Failure]) -> list[str]:
     """One line for each rule and suite that failed."""
-    lines: dict[tuple[str, str, str], int] = {}
-    for f in failures:
-        rule = f.task.rule.name if f.task.rule else f.task.kind
-        key = (rule, f.task.instance.suite, " ".join(f.why.split()))
-        lines[key] = lines.get(key, 0) + 1
-    return [
-        f"{rule} on {suite}: {why} ({count} {'run' if count == 1 else 'runs'})"
-        for (rule, suite, why), count in lines.items()
-    ]
-
-
-def _relative(folder: str, report: str | None) -> str:
-    """The folder as seen from the report."""
-    if report is not None:
-        try:
-            return str(Path(folder).resolve().relative_to(Path(report).resolve().parent))
-        except ValueError:
-            pass
-    return folder
-
-
-def print_blocks(blocks: Sequence[Block]) -> None:
-    """Tables on stdout."""
-    for k, (title, header, rows, left) in enumerate(blocks):
-        if k:
-            click.echo()
-        click.echo(title)
-        print_table(header, rows, left=left)
+    lines = Counter(
+        f"{t.rule.name if t.rule else t.kind} on {t.instance.suite}: {' '.join(why.split())}"
+        for t, why in failures
+    )
+    return [f"{line} ({counted(count, 'run')})" for line, count in lines.items()]

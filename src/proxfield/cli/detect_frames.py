@@ -158,11 +158,8 @@ class LoadedScene:
 @lru_cache(maxsize=1)
 def load_scene(files: DetectInput) -> LoadedScene:
     """The scene, read once per process."""
-    return _from_pom(files) if files.scene is not None else _from_calibration(files)
-
-
-def _from_pom(files: DetectInput) -> LoadedScene:
-    assert files.scene is not None
+    if files.scene is None:
+        return _from_calibration(files)
     pom = read_pom(files.scene, size=files.size, clip=files.clip)
     name = display_name(files.scene)
     if files.cameras is not None:
@@ -294,22 +291,17 @@ def detect_from(
     record: Record = {"frame": task.frame, "error": None}
 
     def step() -> OccupancyMap:
-        found = _detect(task, work, before)
+        scene = load_scene(work.input).scene
+        masks = work.input.read(task.frame) if task.masks is None else task.masks
+        found = work.detector.detect(scene, masks, start=before, frame=task.frame)
+        if found.result.status.name == "INTERRUPTED":  # never pass for finished
+            raise KeyboardInterrupt
+        if work.store.pictures:
+            draw(found, masks, scene, work)
         record.update(work.store.write_frame(found))
         return found
 
     return record, attempt(record, name_of(task), step)
-
-
-def _detect(task: FrameTask, work: FrameWork, before: Doubles | None) -> OccupancyMap:
-    scene = load_scene(work.input).scene
-    masks = work.input.read(task.frame) if task.masks is None else task.masks
-    found = work.detector.detect(scene, masks, start=before, frame=task.frame)
-    if found.result.status.name == "INTERRUPTED":  # never pass for finished
-        raise KeyboardInterrupt
-    if work.store.pictures:
-        draw(found, masks, scene, work)
-    return found
 
 
 def draw(found: OccupancyMap, masks: Masks, scene: Scene, work: FrameWork) -> None:

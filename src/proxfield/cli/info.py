@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
-from numpy.typing import NDArray
 
 from proxfield.cli.options import Options
 from proxfield.cli.progress import Display
@@ -58,7 +57,8 @@ def sizes(loaded: LoadedModel) -> Record:
 
 
 def structure(lowered: Lowered) -> Record:
-    """What lowering made of it."""
+    """What lowering made of it; a label gone of a variable that wasn't decided was impossible."""
+    reduction = lowered.reduction
     pairs = [f for f in lowered.factors if f.degree == 2]
     larger: Counter[int] = Counter()
     for f in lowered.factors:
@@ -79,16 +79,10 @@ def structure(lowered: Lowered) -> Record:
         "larger_tables_by_arity": {str(k): larger[k] for k in sorted(larger)},
         "other_terms": [type(t).__name__ for t in lowered.extras],
         "forbidden_labels": int(np.isinf(lowered.unary).sum())
-        + int((~lowered.reduction.keep & free_of_evidence(lowered)).sum()),
+        + int((~reduction.keep & (reduction.counts > 1)[reduction.full.owner]).sum()),
         "forbidden_configurations": forbidden,
         "infeasible": lowered.infeasible,
     }
-
-
-def free_of_evidence(lowered: Lowered) -> NDArray[np.bool_]:
-    """Entries whose variables weren't decided altogether: a label gone there was impossible."""
-    reduction = lowered.reduction
-    return (reduction.counts > 1)[reduction.full.owner]
 
 
 def diagonals(lowered: Lowered) -> int:

@@ -216,8 +216,11 @@ def report_all(summary: Record, records: list[Record], as_json: bool) -> None:
     seconds = f"{summary['seconds']:.3g} s"
     rows = [("refined", f"{summary['refined']} of {summary['images']} images in {seconds}")]
     if pixels:
-        share = share_in_words(changed, pixels)
-        rows.append(("changed", share + few_hint(refined, changed, pixels)))
+        hint = ""
+        if changed < FEW * pixels and not all(r.get("one_label", False) for r in refined):
+            labels = any(record.get("confidence") is not None for record in refined)
+            hint = FEW_HINT.format("a lower --confidence, " if labels else "")
+        rows.append(("changed", share_in_words(changed, pixels) + hint))
     if summary["skipped"]:
         rows.append(("skipped", f"{summary['skipped']}, done before (--force redoes them)"))
     if summary["partial"]:
@@ -228,14 +231,6 @@ def report_all(summary: Record, records: list[Record], as_json: bool) -> None:
     if len(ended) == 1:
         rows.append(("status", ended.pop()))
     print_pairs([*rows, ("results", summary["output"])])
-
-
-def few_hint(refined: list[Record], changed: int, pixels: int) -> str:
-    """What to try where hardly any pixel changed; nothing where there is one label only."""
-    if changed >= FEW * pixels or all(record.get("one_label", False) for record in refined):
-        return ""
-    labels = any(record.get("confidence") is not None for record in refined)
-    return FEW_HINT.format("a lower --confidence, " if labels else "")
 
 
 def alike(notes: list[str]) -> list[tuple[str, int]]:

@@ -124,21 +124,13 @@ class Spread:
 
 @dataclass(frozen=True)
 class Line:
-    """The curve of one method.
-
-    Attributes:
-        name: The method.
-        x: Horizontal positions.  # (m,)
-        y: Heights.  # (m,)
-        values: What a reader is told at each point, in the order of `Chart.fields`.  # (k, m)
-        bars: Values with their spread.
-        dots: Whether each point is marked.
-    """
+    """The curve of one method: positions and heights, and maybe marks at each point."""
 
     name: str
     x: Values
     y: Values
     values: tuple[Values, ...] = ()
+    """What a reader is told at each point, in the order of `Chart.fields`.  # (k, m)"""
     bars: tuple[Spread, ...] = ()
     dots: bool = False
 

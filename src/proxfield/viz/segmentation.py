@@ -69,7 +69,11 @@ def segmentation_figure(
         )
     if len(field.pixels) < 2:
         raise InputError(f"pixels {field.pixels}, expected two axes or more to draw")
-    shown = seen_image(field) if image is None else np.asarray(to_host(image))
+    shown = None if image is None else np.asarray(to_host(image))
+    if image is None:  # as the field's bilateral term has it: (*pixels, channels)
+        points = [term.points for term in field.terms if isinstance(term, Gaussian)]
+        seen = (p.channels for p in points if isinstance(p, PixelPoints))
+        shown = next((channels for channels in seen if channels is not None), None)
     panels = _panels(result, shown, field)
     rows, columns = panels[0][1].shape[:2]
     wide, high = (PANEL * side / max(rows, columns) for side in (columns, rows))
@@ -98,13 +102,6 @@ def segmentation_figure(
     if path is not None:
         save_figure(figure, path)
     return figure
-
-
-def seen_image(field: DenseCRF) -> Pixels | None:
-    """The image as the field's bilateral term has it; None without.  # (*pixels, channels)"""
-    points = [term.points for term in field.terms if isinstance(term, Gaussian)]
-    found = [p.channels for p in points if isinstance(p, PixelPoints) and p.channels is not None]
-    return found[0] if found else None
 
 
 def _panels(
