@@ -42,15 +42,7 @@ FORMATS = ("png", "svg")
 
 @dataclass(frozen=True)
 class Curves:
-    """How F falls on one instance.
-
-    Attributes:
-        suite: The suite.
-        instance: Its name.
-        n_vars: Variables.
-        rows: Iterations, seconds and F by rule; the start included, F = +inf as None.
-        timed: By rule, what the timed runs on this instance came to.
-    """
+    """How F falls on one instance, by rule; and what the timed runs on it came to."""
 
     suite: str
     instance: str

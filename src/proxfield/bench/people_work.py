@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from proxfield.bench.runner import Settings, Task, outcome, timed_run
 from proxfield.bench.suites import Instance
@@ -33,7 +31,7 @@ from proxfield.people.detections import Detections, suppress
 from proxfield.people.evaluation import match
 from proxfield.people.numba.occupancy import OccupancyOnCpu
 from proxfield.people.occupancy import ExactOccupancy, Occupancy, RatioOccupancy
-from proxfield.people.scene import Scene
+from proxfield.people.scene import Scene, fingerprint, scene_fingerprint
 from proxfield.people.simulate import simulate
 
 START = "unary"
@@ -111,19 +109,14 @@ def simulated_frames(
     out = []
     for seed in seeds:
         made = simulate(PITCH, size=size, spacing=spacing or SPACING, seed=seed)
-        known = scene_digest(made.scene)
+        known = fingerprint([scene_fingerprint(made.scene), made.scene.prior])
         for number in range(0, STRIDE * frames, STRIDE):
             frame = Frame(made.scene, number, partial(made.masks, number), made.truth(number))
             out.append(_instance(PITCH, f"seed {seed}, frame {number}", frame, known))
     return out
 
 
-def folder_frames(folder: str) -> list[Instance[Frame]]:
-    """Frames of a folder as ``proxfield make people`` writes it; all masks are read once.
-
-    Raises:
-        InputError: If a file is missing or damaged, or there are no frames.
-    """
+def _folder_frames(folder: str) -> list[Instance[Frame]]:
     path = Path(folder)
     pom = read_pom(path / "scene.pom")
     ground = _read_locations(path / "locations.csv", pom.n_locations)
@@ -135,47 +128,29 @@ def folder_frames(folder: str) -> list[Instance[Frame]]:
     truth = Detections.load(path / "truth.csv")
     if not truth.frames.size:
         raise InputError("has no frames", path=display_name(path / "truth.csv"))
-    known = scene_digest(scene)
+    known = fingerprint([scene_fingerprint(scene), scene.prior])
     frames = [Frame(scene, n, partial(files.read, n), truth.at(n)) for n in truth.frames.tolist()]
     suite = path.resolve().name
     return [_instance(suite, f"frame {f.number}", f, known) for f in frames]
 
 
 def load_frames(folders: Sequence[str]) -> list[Instance[Frame]]:
-    """Frames of several folders.
+    """Frames of folders as ``proxfield make people`` writes them; all masks are read once.
 
     Raises:
-        InputError: As `folder_frames`, or if two folders have the same name.
+        InputError: If a file is missing or damaged, there are no frames in one, or two folders
+            have the same name.
     """
     names = [Path(folder).resolve().name for folder in folders]
     if len(set(names)) < len(names):
         raise InputError("--data: two folders have the same name, expected different ones")
-    return [frame for folder in folders for frame in folder_frames(folder)]
-
-
-def scene_digest(scene: Scene) -> str:
-    """Of what people cover, where locations are, and priors."""
-    parts: list[ArrayLike] = [np.asarray(scene.prior)]
-    if scene.positions is not None:
-        parts.append(scene.positions)
-    for s in scene.silhouettes:
-        parts += [np.array([s.height, s.width]), *s.to_arrays().values()]
-    return _digest(parts)
+    return [frame for folder in folders for frame in _folder_frames(folder)]
 
 
 def _instance(suite: str, name: str, frame: Frame, known: str) -> Instance[Frame]:
     masks = [np.zeros(0) if mask is None else mask for mask in frame.masks()]
-    digest = hashlib.sha256(f"{known} {_digest([*masks, frame.truth])}".encode()).hexdigest()[:16]
+    digest = fingerprint([known, *masks, frame.truth])[:16]
     return Instance(suite, name, digest, lambda: frame)
-
-
-def _digest(parts: Iterable[ArrayLike]) -> str:
-    total = hashlib.sha256()
-    for part in parts:
-        values = np.ascontiguousarray(part)
-        total.update(f"{values.dtype} {values.shape}".encode())
-        total.update(values.tobytes())
-    return total.hexdigest()
 
 
 def _read_locations(path: Path, count: int) -> Doubles:

@@ -168,7 +168,7 @@ def load_suites(data: str | None, wanted: Sequence[str] | None) -> dict[str, lis
     Raises:
         InputError: If the folder has no models, or not those of a suite that is wanted.
     """
-    names = tuple(wanted or SUITES)
+    names = tuple(dict.fromkeys(name.upper() for name in wanted or SUITES))
     for name in names:
         if name not in SUITES:
             raise InputError(f"unknown suite {shown(name)}, expected some of: {', '.join(SUITES)}")
@@ -300,10 +300,7 @@ def stem(name: str) -> str:
         >>> stem("grid40x40.f10.uai.xz")
         'grid40x40.f10'
     """
-    for ending in (".gz", ".xz", ".bz2"):
-        if name.lower().endswith(ending):
-            name = name[: -len(ending)]
-    return name[:-4] if name.lower().endswith(".uai") else name
+    return re.sub(r"(?i)(\.uai)?(\.(gz|xz|bz2))*$", "", name)
 
 
 def natural_key(name: str) -> list[tuple[int, str]]:

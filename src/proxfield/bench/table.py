@@ -167,13 +167,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Experiment:
-    """What a report shows of one benchmark.
-
-    Attributes:
-        tables: One for each suite and setting.
-        curves: How F falls on one model of each suite.
-        pictures: File name without ending, what it shows, and PNG data.
-    """
+    """What a report shows of one benchmark; pictures are file name, what it shows, and PNG data."""
 
     tables: list[Table] = field(default_factory=list)
     curves: list[Curves] = field(default_factory=list)

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table as RichTable
 
+from proxfield.bench.machine import metadata
 from proxfield.bench.peers import measure, tables
 from proxfield.bench.peers.base import Peer, Question
 from proxfield.bench.peers.problems import generated_models, generated_scenes, read_scenes
@@ -46,7 +47,7 @@ def peers(options: Options) -> None:
         **options.pick("data", "scenes", "quick", "seeds"),
         **{"tasks": tasks, "budget": budget, "timeout": timeout},
     }
-    about = tables.about_run(settings)
+    about = {**metadata(options.data, 1), **settings}  # before the runs
     signals.begin_work()
 
     def make() -> list[measure.PeerCase]:

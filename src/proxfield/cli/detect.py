@@ -286,13 +286,10 @@ def make_tasks(frames: Sequence[int], work: FrameWork, *, check: bool) -> Iterat
 
 @dataclass(eq=False)
 class Chain:
-    """Frames that each start from the one before, and where that is.
+    """Frames that are left and each start from the one before, and the map to start from.
 
-    Attributes:
-        todo: Frames that are left.
-        before: The map to start from; None for the prior.
-        failed: Frames of an earlier run that couldn't be read; tried again, from the prior.
-        order: All frames up to the map.
+    Those that failed in an earlier run are tried again, from the prior; ``order`` are all frames up
+    to the map.
     """
 
     todo: list[int]
@@ -376,19 +373,14 @@ def show(summary: Record, records: list[Record], as_json: bool) -> None:
         some = [{k: v for k, v in r.items() if k not in hidden} for r in records]
         print_json({**summary, "records": some})
         return
-    seconds = f"{summary['seconds']:.3g} s"
+    s = summary
     rows = [
-        ("frames", f"{summary['detected']} of {summary['frames']} in {seconds}"),
-        ("detections", str(summary["detections"])),
+        ("frames", f"{s['detected']} of {s['frames']} in {s['seconds']:.3g} s"),
+        ("detections", str(s["detections"])),
+        ("skipped", s["skipped"] and f"{s['skipped']}, done before (--overwrite redoes them)"),
+        ("failed", str(s["failed"] or "")),
+        ("locations", f"{s['locations']} in {s['cameras']} cameras"),
     ]
-    if summary["skipped"]:
-        rows.append(("skipped", f"{summary['skipped']}, done before (--overwrite redoes them)"))
-    if summary["failed"]:
-        rows.append(("failed", str(summary["failed"])))
-    rows.append(("locations", f"{summary['locations']} in {summary['cameras']} cameras"))
-    if summary["region"] is not None:
-        x0, y0, x1, y1 = summary["region"]
-        rows.append(("region", f"x {x0:g} to {x1:g} m, y {y0:g} to {y1:g} m"))
-    if "movie" in summary:
-        rows.append(("movie", summary["movie"]))
-    print_pairs([*rows, ("results", summary["output"])])
+    if s["region"] is not None:
+        rows.append(("region", "x {0:g} to {2:g} m, y {1:g} to {3:g} m".format(*s["region"])))
+    print_pairs([*rows, ("movie", s.get("movie", "")), ("results", s["output"])])

@@ -296,30 +296,20 @@ def detect_from(
         found = work.detector.detect(scene, masks, start=before, frame=task.frame)
         if found.result.status.name == "INTERRUPTED":  # never pass for finished
             raise KeyboardInterrupt
-        if work.store.pictures:
-            draw(found, masks, scene, work)
+        if work.store.pictures:  # all cameras, and the ground from above
+            images: list[Pixels | None] = list(masks)
+            if work.images is not None:
+                images = read_images(work.images, scene, task.frame)
+            d, title = found.detections, f"frame {task.frame}: {len(found.detections)} people"
+            at: Record = {"detections": None if scene.positions is None else d.positions}
+            picture = contact_sheet(
+                scene, images, found.q, locations=d.location, threshold=0.0, title=title, **at
+            )
+            write_picture(work.store.file(task.frame, "png"), picture)
         record.update(work.store.write_frame(found))
         return found
 
     return record, attempt(record, name_of(task), step)
-
-
-def draw(found: OccupancyMap, masks: Masks, scene: Scene, work: FrameWork) -> None:
-    """Write the picture of a frame: all cameras, and the ground from above."""
-    images: list[Pixels | None] = list(masks)
-    if work.images is not None:
-        images = read_images(work.images, scene, found.frame)
-    d = found.detections
-    picture = contact_sheet(
-        scene,
-        images,
-        found.q,
-        detections=None if scene.positions is None else d.positions,
-        locations=d.location,
-        threshold=0.0,
-        title=f"frame {found.frame}: {len(d)} people",
-    )
-    write_picture(work.store.file(found.frame, "png"), picture)
 
 
 def read_images(pattern: str, scene: Scene, frame: int) -> list[Pixels | None]:

@@ -156,8 +156,7 @@ def show_tuned(result: TuneResult, options: Options) -> None:
         for s in [scored.settings]
     ]
     print_table(header, [*rows, ("no CRF", "", "", "", f"{result.baseline:.4f}")], left=(0, 1, 3))
-    rest = [("result", result.verdict), ("settings", output)]
-    print_pairs([*rest, *([("report", page)] if page is not None else [])])
+    print_pairs([("result", result.verdict), ("settings", output), ("report", page or "")])
 
 
 def row(scored: Scored | None) -> Record | None:

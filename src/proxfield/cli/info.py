@@ -64,6 +64,13 @@ def structure(lowered: Lowered) -> Record:
     for f in lowered.factors:
         if f.degree > 2:
             larger[f.degree] += len(f.scopes)
+    diagonals = 0  # on which the Ising edges run; 0 if they run edge by edge
+    if lowered.ising is not None and not lowered.infeasible:
+        from proxfield.core.engines.numba.pack import is_binary, pack_binary  # imports numba
+
+        if is_binary(lowered):
+            packed = pack_binary(lowered, np.dtype(np.float64), rows_only=False)
+            diagonals = len(packed.distance)
     forbidden = sum(
         int(np.isinf(f.tables).reshape(len(f.tables), -1).sum(axis=1)[f.index].sum())
         for f in lowered.factors
@@ -72,7 +79,7 @@ def structure(lowered: Lowered) -> Record:
         "n_vars": lowered.layout.n_vars,
         "n_entries": lowered.layout.size,
         "ising_edges": 0 if lowered.ising is None else len(lowered.ising.edges),
-        "diagonals": diagonals(lowered),
+        "diagonals": diagonals,
         "potts_edges": 0 if lowered.potts is None else len(lowered.potts.edges),
         "pair_tables": sum(len(f.scopes) for f in pairs),
         "distinct_pair_tables": sum(len(f.tables) for f in pairs),
@@ -83,17 +90,6 @@ def structure(lowered: Lowered) -> Record:
         "forbidden_configurations": forbidden,
         "infeasible": lowered.infeasible,
     }
-
-
-def diagonals(lowered: Lowered) -> int:
-    """On how many diagonals the Ising edges run; 0 if they run edge by edge."""
-    if lowered.ising is None or lowered.infeasible:
-        return 0
-    from proxfield.core.engines.numba.pack import is_binary, pack_binary  # imports numba
-
-    if not is_binary(lowered):
-        return 0
-    return len(pack_binary(lowered, np.dtype(np.float64), rows_only=False).distance)
 
 
 def curvature(field: Field, lowered: Lowered) -> Record | None:
@@ -148,7 +144,7 @@ def describe(data: Record) -> list[tuple[str, str]]:
         "forbidden labels": s["forbidden_labels"],
         "forbidden configurations": s["forbidden_configurations"],
     }
-    rows += [(name, str(value)) for name, value in found.items() if value]
+    rows += [(name, str(value or "")) for name, value in found.items()]
     if c["lambda"] == float("inf"):
         why = "none while tables forbid configurations; inference uses finite penalties first, "
         return [*rows, ("certified step", f"{why}then exact coordinate descent")]

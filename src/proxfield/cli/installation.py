@@ -154,11 +154,8 @@ def compile_ahead(options: Options) -> None:
     """Run ``proxfield warmup``."""
     with Display() as display:
         display.phase("compiling")
-
-        def note(family: str, kernels: int, seconds: float) -> None:
-            display.note(f"{family}: {kernels} kernels, {seconds:.1f} s")
-
-        done = warmup(options.everything, options.jobs, note)
+        line = "{}: {} kernels, {:.1f} s".format
+        done = warmup(options.everything, options.jobs, lambda *made: display.note(line(*made)))
     if options.as_json:
         made = {"kernels": done.kernels, "seconds": done.seconds}
         print_json({**made, "kernel_folder": str(done.folder), "families": done.families})

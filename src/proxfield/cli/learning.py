@@ -153,7 +153,7 @@ def inpaint(options: Options) -> int | None:
         rows.append(("right", f"{100 * summary['accuracy']:.2f} % of the hidden pixels"))
         rows.append(("log q(truth)", f"{summary['log_likelihood']:.4f} per pixel"))
     rows.append(("results", options.output))
-    print_pairs([*rows, *(("sheets", sheet) for sheet in options.given("sheet").values())])
+    print_pairs([*rows, ("sheets", options.sheet or "")])
     return None
 
 

@@ -32,23 +32,6 @@ Decorator = Callable[[Any], Any]
 # ---- kinds of values ----
 
 
-class ByteCount(StringParamType):
-    """A number of bytes: a whole number, or one with K, M or G for 2^10, 2^20 or 2^30."""
-
-    name = "bytes"
-
-    def convert(  # type: ignore[override]
-        self, value: str | int, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
-        if isinstance(value, int):
-            return value
-        scale = {"K": 2**10, "M": 2**20, "G": 2**30}.get(value[-1:].upper(), 1)
-        digits = value if scale == 1 else value[:-1]
-        if not digits.isdecimal():
-            self.fail(f"{value!r} isn't a number of bytes, expected for example 500M or 8G")
-        return int(digits) * scale
-
-
 class FileName(StringParamType):
     """A file that a command reads or writes (see `proxfield.cli.shared.check_files`).
 
@@ -99,6 +82,19 @@ class Several(StringParamType):
                 f"{option}: {part!r}, expected numbers above 0{most}, such as 0.05,0.3"
             )
         return value
+
+
+def byte_count(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
+    """A number of bytes: a whole number, or one with K, M or G for 2^10, 2^20 or 2^30."""
+    if text is None:
+        return None
+    scale = {"K": 2**10, "M": 2**20, "G": 2**30}.get(text[-1:].upper(), 1)
+    digits = text if scale == 1 else text[:-1]
+    if not digits.isdecimal():
+        raise click.BadParameter(
+            f"{text!r} isn't a number of bytes, expected for example 500M or 8G"
+        )
+    return int(digits) * scale
 
 
 def numbers(_: click.Context, __: click.Parameter, text: str | None) -> float | list[float] | None:
@@ -163,7 +159,7 @@ KINDS: dict[str, Any] = {
     **{"count": click.IntRange(min=1), "whole": WHOLE, "two": click.IntRange(min=2)},
     **{"number": float, "positive": POSITIVE, "share": click.FloatRange(0, 1, max_open=True)},
     **{"probability": click.FloatRange(0, 1, min_open=True), "numbers": numbers},
-    **{"input": INPUT, "output": OUTPUT, "names": Several(), "bytes": ByteCount()},
+    **{"input": INPUT, "output": OUTPUT, "names": Several(), "bytes": byte_count},
 }
 """Kinds of values by what stands for them in the help, or by a word; others are text."""
 MARKS: dict[str, Record] = {
@@ -199,6 +195,7 @@ def declare(text: str, kinds: Record) -> Iterator[Decorator]:
 
 
 def _option(head: str, help: str, kinds: Record) -> Decorator:
+    """One option of `declare`, whose line is split before its help."""
     match = _HEAD.fullmatch(head)
     assert match is not None, head
     flags, metavar, words, default = match[1].split(), match[2], match[3], match[4]

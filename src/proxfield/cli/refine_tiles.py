@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter as Counts
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import numpy as np
@@ -50,8 +50,7 @@ SLIDES = (".svs", ".ndpi", ".scn", ".bif", ".vms")
 """Endings of whole slides, which are tiled TIFF files."""
 
 
-@dataclass(frozen=True)
-class Tiled:
+class Tiled(NamedTuple):
     """An image that is refined in tiles, and which of them this run does (None: all)."""
 
     pair: Pair

@@ -121,17 +121,13 @@ def show_summary(data: Record, as_json: bool) -> None:
     if as_json:
         print_json(data)
         return
-    rows = []
-    for key, value in data.items():
-        name = WORDS.get(key, key.replace("_", " "))
-        text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-        rows += [(name, text)] if text else []
-    print_pairs(rows)
+    words = ((WORDS.get(key, key.replace("_", " ")), value) for key, value in data.items())
+    print_pairs((k, ", ".join(map(str, v)) if isinstance(v, list) else str(v)) for k, v in words)
 
 
 def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
-    """Two aligned columns: what and how much."""
-    rows = list(pairs)
+    """Two aligned columns, what and how much, without what is empty."""
+    rows = [(name, value) for name, value in pairs if value]
     width = max((len(name) for name, _ in rows), default=0)
     for name, value in rows:
         click.echo(f"{name:<{width}}  {value}".rstrip())

@@ -108,16 +108,14 @@ class OpenDialog:
         async def take(event: Any) -> None:
             self.given[name] = Upload(event.file.name, await event.file.read())
 
-        def reject() -> None:
-            self.page.notify(f"{label}: expected one file of at most {limit} bytes (--max-upload)")
-
+        why = f"{label}: expected one file of at most {limit} bytes (--max-upload)"
         upload = ui.upload(
             label=label,
             auto_upload=True,
             max_files=1,
             max_file_size=limit,
             on_upload=take,
-            on_rejected=reject,
+            on_rejected=lambda: self.page.notify(why),
         )
         return upload.props(f"flat bordered data-upload={name}")
 

@@ -6,7 +6,6 @@ Figures need matplotlib (``pip install "proxfield[plot]"``), drawings over image
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -42,17 +41,15 @@ MAX_CELLS = 400
 Picture = NDArray[np.uint8]
 
 
-def probability_colors(
-    p: ArrayLike, colors: Sequence[tuple[float, str]] = TINTS
-) -> NDArray[np.uint8]:
+def probability_colors(p: ArrayLike) -> NDArray[np.uint8]:
     """A color for each probability.  # (n,) -> (n, 3)
 
     Example:
         >>> probability_colors([0.0, 1.0]).tolist()
         [[86, 180, 233], [213, 94, 0]]
     """
-    at = [where for where, _ in colors]
-    rgb = np.array([[int(c[i : i + 2], 16) for i in (1, 3, 5)] for _, c in colors], dtype=float)
+    at = [where for where, _ in TINTS]
+    rgb = np.array([[int(c[i : i + 2], 16) for i in (1, 3, 5)] for _, c in TINTS], dtype=float)
     values = np.clip(np.asarray(p, dtype=float).ravel(), 0.0, 1.0)
     channels = [np.interp(values, at, rgb[:, k]) for k in range(3)]
     return np.asarray(np.rint(np.stack(channels, axis=1)), dtype=np.uint8)
@@ -125,8 +122,8 @@ def draw_ground(
         rows, columns = scene.shape
         dx, dy = (x[-1] - x[0]) / (columns - 1), (y[-1] - y[0]) / (rows - 1)
         block = -(-max(scene.shape) // MAX_CELLS)  # the side of squares of which the maximum shows
-        grid = values.reshape(scene.shape)
-        grid = np.pad(grid, [(0, -n % block) for n in grid.shape], mode="edge")
+        more = ((0, -rows % block), (0, -columns % block))
+        grid = np.pad(values.reshape(rows, columns), more, mode="edge")
         cells = grid.reshape(-(-rows // block), block, -1, block).max(axis=(1, 3))
         left, bottom = x[0] - dx / 2, y[0] - dy / 2
         down, across = cells.shape
@@ -144,7 +141,10 @@ def draw_ground(
         ("detections", detections, {**ring, "linewidths": 1.3}),
     ):
         if points is not None:
-            at = _positions(points, what)
+            at = np.asarray(points, dtype=np.float64)
+            at = at if at.size else at.reshape(0, 2)
+            if at.ndim != 2 or at.shape[1] != 2:
+                raise InputError(f"{what} of shape {at.shape}, expected x and y for each")
             axes.scatter(at[:, 0], at[:, 1], label=f"{what}, {len(at)}", zorder=3, **look)
     axes.set_xlabel("x in meters")
     axes.set_ylabel("y in meters")
@@ -240,15 +240,6 @@ def _probabilities(q: ArrayLike, n: int) -> NDArray[np.float64]:
     if values.shape != (n,):
         raise InputError(f"probabilities of shape {values.shape} for {n} locations")
     return values
-
-
-def _positions(points: ArrayLike, what: str) -> NDArray[np.float64]:
-    at = np.asarray(points, dtype=np.float64)
-    if at.size == 0:
-        return np.zeros((0, 2))
-    if at.ndim != 2 or at.shape[1] != 2:
-        raise InputError(f"{what} of shape {at.shape}, expected x and y for each")
-    return at
 
 
 def to_rgb(image: ArrayLike) -> Picture:

@@ -115,7 +115,13 @@ def _panels(
         np.maximum(np.asarray(to_host(x))[middle], 0) for x in (field.input_labels, result.labels)
     )
     changed = result.changed[middle]
-    picture = None if image is None else _slice(image, field.pixels, middle)
+    picture = None
+    if image is not None:  # the slice, with its channels last
+        if image.shape[:n] != field.pixels and image.shape[1:] == field.pixels:
+            image = np.moveaxis(image, 0, -1)
+        if image.shape[:n] != field.pixels or image.ndim > n + 1:
+            raise InputError(f"an image of shape {image.shape}, expected pixels {field.pixels}")
+        picture = np.asarray(image[middle])
     panels: list[tuple[str, NDArray[np.uint8]]] = []
     if picture is not None:
         base = displayable(picture, before.shape)
@@ -131,15 +137,6 @@ def _panels(
     count = share_of(int(result.changed.sum()), result.changed.size)
     panels.append((f"changed: {count}", dim.round().astype(np.uint8)))
     return panels
-
-
-def _slice(image: Pixels, pixels: tuple[int, ...], middle: tuple[int, ...]) -> Pixels:
-    """A flat picture of an image, with its channels last."""
-    if image.shape[: len(pixels)] != pixels and image.shape[1:] == pixels:
-        image = np.moveaxis(image, 0, -1)
-    if image.shape[: len(pixels)] != pixels or image.ndim > len(pixels) + 1:
-        raise InputError(f"an image of shape {image.shape}, expected pixels {pixels}")
-    return np.asarray(image[middle])
 
 
 def _entries(result: DenseResult, names: Sequence[str] | None) -> list[Any]:

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from proxfield.bench.machine import metadata
 from proxfield.bench.peers.base import Peer
 from proxfield.bench.table import MISSING
 from proxfield.core.common.records import Record
@@ -156,7 +155,7 @@ def _time(value: float) -> str:
 def make_results(
     peers: Sequence[Peer], missing: Sequence[Peer], records: Sequence[Record], about: Record
 ) -> Record:
-    """What a results file holds: ``records`` of runs, and `about_run`."""
+    """What a results file holds: ``records`` of runs, and about machine and settings."""
     return {
         "about": about,
         "peers": [
@@ -166,11 +165,6 @@ def make_results(
         "missing": [{"name": p.name, "install": p.hint()} for p in missing],
         "runs": list(records),
     }
-
-
-def about_run(settings: Record) -> Record:
-    """Machine, versions, command and settings; to be asked for before the runs."""
-    return {**metadata(settings["data"], 1), **settings}
 
 
 def as_json(results: Record) -> str:
