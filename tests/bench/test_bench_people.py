@@ -202,7 +202,7 @@ def test_a_timed_run_has_what_the_table_needs() -> None:
     """Outside of the command, whose clock counts work in these tests."""
     [instance] = simulated_frames([0], 1, size=(96, 54), spacing=4.0)
     task = people_work.people_task(instance, Setting("exact"), make_rule("fixed"), budget=0.01)
-    record = {**task.identity(SETTINGS), **task.do(instance.make(), SETTINGS)}
+    record = {**task.identity(SETTINGS), **task.work(task, instance.make(), SETTINGS)}
     [table] = make_people_tables([record], (), [0.01])
     assert table.columns == ("0.01 s",) and table.facts["people"] == 27
     assert table.cells["fixed"][0]["free_energy"] == record["free_energy"]

@@ -306,6 +306,6 @@ def test_warnings_are_one_line(
 def test_the_work_of_every_command_is_found() -> None:
     """Commands name it by module and function, as text."""
     for path in Path(commands.__file__).parent.glob("*.py"):
-        for place in re.findall(r'done_by\("(.*?)"\)', path.read_text(encoding="utf-8")):
+        for place in re.findall(r'done_by\("(.*?)"', path.read_text(encoding="utf-8")):
             module, _, name = place.partition(":")
             assert callable(getattr(import_module(f"proxfield.cli.{module}"), name)), place

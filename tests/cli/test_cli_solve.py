@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import proxfield as pf
-from proxfield.cli import options, running
+from proxfield.cli import running
+from proxfield.cli.commands.fields import solve as solve_command
 from proxfield.io import read_map, read_mar, read_pr
 
 KEYS = {
@@ -127,7 +128,8 @@ def test_json_has_the_promised_keys(solve_json: Callable[..., Any], models: Path
 def test_defaults_are_those_of_infer() -> None:
     parameters = inspect.signature(pf.infer).parameters
     assert parameters["max_iters"].default is None
-    assert parameters["tol"].default == options.TOL
+    tol = next(p for p in solve_command.params if p.name == "tol")
+    assert parameters["tol"].default == tol.default
     assert parameters["rule"].default == running.default_rule()
     for name, default in (("dtype", None), ("kernels", None), ("device", "cpu"), ("keep", "last")):
         assert parameters[name].default == default

@@ -143,7 +143,8 @@ def test_strokes_are_limited_in_number() -> None:
         radius=4.0,
         session=SimpleNamespace(strokes=[None] * (MAX_STROKES - 1)),
         notify=said.append,
-        _strokes_changed=lambda: None,
+        _show_strokes=lambda: None,
+        _request=lambda: None,
     )
     for _ in range(2):
         Page._stroke(tab, [[0.1, 0.1], [0.2, 0.2]])  # type: ignore[arg-type]

@@ -42,15 +42,7 @@ FORMATS = ("png", "svg")
 
 @dataclass(frozen=True)
 class Curves:
-    """How F falls on one instance.
-
-    Attributes:
-        suite: The suite.
-        instance: Its name.
-        n_vars: Variables.
-        rows: Iterations, seconds and F by rule; the start included, F = +inf as None.
-        timed: By rule, what the timed runs on this instance came to.
-    """
+    """How F falls on one instance, by rule; and what the timed runs on it came to."""
 
     suite: str
     instance: str
@@ -76,12 +68,7 @@ class Curves:
 
 
 def make_curves(records: Sequence[Record], runs: Iterable[Record] = ()) -> Curves | None:
-    """The curves of one instance; None if there is nothing to draw.
-
-    Args:
-        records: Its traced runs.
-        runs: Timed runs; those on other instances are ignored.
-    """
+    """The curves of one instance, from its traced runs and timed ones; None if there are none."""
     rows: dict[str, Rows] = {
         str(r["rule"]): (r["iteration"], r["trace_seconds"], r["trace_free_energy"])
         for r in records
@@ -111,15 +98,7 @@ def gap_chart(
     lowest: float,
     title: str | None = None,
 ) -> Chart:
-    """A chart of heights above the lowest one.
-
-    Args:
-        x_label: Name of the horizontal axis.
-        what: The quantity, "mean F" for example.
-        points: Position and value by method; values that aren't finite are left out.
-        lowest: The lowest value, drawn at the height 0.
-        title: A title.
-    """
+    """A chart of heights above the lowest one, drawn at 0; what isn't finite is left out."""
     lines = []
     for name, some in points.items():
         finite = np.array([(x, f) for x, f in some if math.isfinite(f)]).reshape(-1, 2)
@@ -211,8 +190,28 @@ def save_figures(folder: str, data: ReportData) -> list[str]:
     """
     from proxfield.viz import save_figure
 
-    figures = make_figures(data)
     target = Path(folder)
+    curves = [*data.curves, *(data.inpainting.curves if data.inpainting else [])]
+    figures = {f"convergence-{c.suite.replace(' ', '-')}": convergence(c) for c in curves}
+    if data.sensitivity is not None:
+        for suite in data.sensitivity.suites:
+            some = sensitivity_charts(data.sensitivity, suite)
+            title = f"{suite}: dependence on the damping"
+            figures[f"sensitivity-{suite}"] = chart_figure(some, title, (4.9, 4.2), names="legend")
+    for table in data.people.tables if data.people else ():
+        curves_of = {
+            rule: RuleCurve(np.arange(1, len(c["moda"])), c["free_energy"][1:], c["moda"][1:])
+            for rule, c in table.curves.items()
+        }
+        if curves_of:
+            figure = quality_figure(curves_of, f"{table.name}, {table.size}")
+            figures[chart_id(table, "passes")] = figure
+    scenes = segmentation_charts(data.segmentation)
+    panels = experiment_charts(data.curves, data.inpainting, data.people, data.segmentation)
+    panels = panels if len(panels) > 1 else []
+    for name, wide, some in (("segmentation", 4.9, scenes), ("experiments", 4.4, panels)):
+        if some:
+            figures[name] = chart_figure(some, None, (wide, 4.2), share=False, names="legend")
     with naming("can't make the folder", "a writable place", target):
         target.mkdir(parents=True, exist_ok=True)
     names = [f"{name}.{kind}" for name in figures for kind in FORMATS]
@@ -223,31 +222,6 @@ def save_figures(folder: str, data: ReportData) -> list[str]:
             atomic_write(target / f"{name}.png", png)
             names.append(f"{name}.png")
     return names
-
-
-def make_figures(data: ReportData) -> dict[str, Figure]:
-    """All pictures, by name."""
-    curves = [*data.curves, *(data.inpainting.curves if data.inpainting else [])]
-    out = {f"convergence-{c.suite.replace(' ', '-')}": convergence(c) for c in curves}
-    if data.sensitivity is not None:
-        for suite in data.sensitivity.suites:
-            title = f"{suite}: dependence on the damping"
-            some = sensitivity_charts(data.sensitivity, suite)
-            out[f"sensitivity-{suite}"] = chart_figure(some, title, (4.9, 4.2), names="legend")
-    for table in data.people.tables if data.people else ():
-        curves_of = {
-            rule: RuleCurve(np.arange(1, len(c["moda"])), c["free_energy"][1:], c["moda"][1:])
-            for rule, c in table.curves.items()
-        }
-        if curves_of:
-            figure = quality_figure(curves_of, f"{table.name}, {table.size}")
-            out[chart_id(table, "passes")] = figure
-    if some := segmentation_charts(data.segmentation):
-        out["segmentation"] = chart_figure(some, None, (4.9, 4.2), share=False, names="legend")
-    some = experiment_charts(data.curves, data.inpainting, data.people, data.segmentation)
-    if len(some) > 1:
-        out["experiments"] = chart_figure(some, None, (4.4, 4.2), share=False, names="legend")
-    return out
 
 
 def convergence(curves: Curves) -> Figure:

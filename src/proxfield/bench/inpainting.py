@@ -58,32 +58,22 @@ BEST_KNOWN = ("DTF-names.mat", "DTF-OPT.mat")
 
 @dataclass(frozen=True, eq=False)
 class Inpainting:
-    """A field with what is known about it.
-
-    Attributes:
-        field: The field.
-        hidden: Variables in the hole.  # (m,)
-        truth: Their true labels; None if unknown.  # (m,)
-        best_known: The lowest known energy of a labelling; None if unknown.
-        labels: The image, with the truth in the hole; None if unknown.  # (height, width)
-    """
+    """A field with what is known about it."""
 
     field: Field
     hidden: Ints
+    """Variables in the hole.  # (m,)"""
     truth: Ints | None = None
+    """Their true labels.  # (m,)"""
     best_known: float | None = None
+    """The lowest known energy of a labelling."""
     labels: Ints | None = None
+    """The image, with the truth in the hole.  # (height, width)"""
 
 
 @dataclass(frozen=True)
 class Training:
-    """How the models are trained.
-
-    Attributes:
-        hole: "small" or "large".
-        train: Number of training characters.
-        seed: Random seed.
-    """
+    """How the models are trained: the size of the hole, and how many characters."""
 
     hole: str = "large"
     train: int = 300
@@ -99,13 +89,7 @@ def trained_instances(
 ) -> list[Instance[Inpainting]]:
     """Fields of test characters under models that are trained unless they are in a folder.
 
-    There is a suite for each of `METHODS`.
-
-    Args:
-        folder: Where models are kept; made if need be.
-        training: How they are trained.
-        count: Number of test characters.
-        tell: Is told what is being done.
+    There is a suite for each of `METHODS`; ``tell`` is told what is being done.
 
     Raises:
         InputError: If fonts are missing, or the folder can't be used.

@@ -29,7 +29,6 @@ from proxfield.bench.table import (
     weighted_mean,
 )
 from proxfield.core.common.records import Record
-from proxfield.core.solve.rules.base import Rule
 from proxfield.core.solve.rules.registry import make_rule
 from proxfield.errors import InputError
 from proxfield.field import Field
@@ -46,20 +45,6 @@ LISTED = ("free_energy", "spread", "best", "published", "iterations", "converged
 Suites = Mapping[str, Sequence[FieldInstance]]
 Runs = dict[tuple[str, str, float], dict[str, list[Record]]]
 """Repetitions of timed runs by (suite, rule, budget) and by instance."""
-
-
-def paper_tasks(
-    suites: Suites, rules: Sequence[Rule], budgets: Sequence[float], repeats: int
-) -> list[Task[Field]]:
-    """The timed runs of Table 1, instance by instance."""
-    return [
-        paper_task("run", instance, rule, budget, repeat)
-        for instances in suites.values()
-        for instance in instances
-        for rule in rules
-        for budget in budgets
-        for repeat in range(repeats)
-    ]
 
 
 def group_runs(records: Iterable[Record], repeats: int) -> Runs:
@@ -151,12 +136,8 @@ def overruns(records: Iterable[Record]) -> str | None:
 class Wins:
     """A matrix of rules against rules.
 
-    Attributes:
-        rules: Rows and columns.
-        budget: Seconds that each rule had.
-        models: Number of models, of all suites together.
-        lower: (row, column): models on which the row's F is lower.
-        ties: (row, column): models on which both are the same to the digits shown.
+    By (row, column): on how many of the models, of all suites together, the row's F is lower, and
+    on how many both are the same to the digits shown.
     """
 
     rules: tuple[str, ...]
@@ -221,11 +202,6 @@ class Gaps:
     log_z: dict[str, float]
 
 
-def exact_tasks(instances: Iterable[FieldInstance], rules: Sequence[Rule]) -> list[Task[Field]]:
-    """One run of each rule on each model with exact answers."""
-    return [paper_task("exact", instance, rule) for instance in instances for rule in rules]
-
-
 def make_gaps(records: Iterable[Record], rules: Sequence[str]) -> Gaps:
     """Means by family; a rule that misses a model of a family has no mean there."""
     found: dict[tuple[str, str], list[Record]] = defaultdict(list)
@@ -236,7 +212,15 @@ def make_gaps(records: Iterable[Record], rules: Sequence[str]) -> Gaps:
             models[r["suite"]][r["instance"]] = number_of(r, "log_z")
     cells: dict[tuple[str, str], Record] = {}
     for family, names in models.items():
-        row = {rule: _gap(found[family, rule], len(names)) for rule in rules}
+        row: dict[str, Record] = {}
+        for rule in rules:
+            runs, row[rule] = found[family, rule], {"value": None, "error": None}
+            if runs and len(runs) >= len(names):
+                gaps = [number_of(r, "log_z") + number_of(r, "free_energy") for r in runs]
+                row[rule]["value"] = sum(gaps) / len(gaps)
+                errors = [float(r["error"]) for r in runs if r.get("error") is not None]
+                if len(errors) == len(runs):
+                    row[rule]["error"] = sum(errors) / len(errors)
         low = lowest([cell["value"] for cell in row.values()])
         best = {rule: is_lowest(cell["value"], low) for rule, cell in row.items()}
         tie = all(best.values()) and len(row) > 1
@@ -246,27 +230,12 @@ def make_gaps(records: Iterable[Record], rules: Sequence[str]) -> Gaps:
     return Gaps(tuple(rules), {f: len(n) for f, n in models.items()}, cells, means)
 
 
-def _gap(records: Sequence[Record], wanted: int) -> Record:
-    if len(records) < wanted or not records:
-        return {"value": None, "error": None}
-    gaps = [number_of(r, "log_z") + number_of(r, "free_energy") for r in records]
-    errors = [float(r["error"]) for r in records if r.get("error") is not None]
-    error = sum(errors) / len(errors) if len(errors) == len(records) else None
-    return {"value": sum(gaps) / len(gaps), "error": error}
-
-
 # ---- Figure 2 ----
 
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """Figure 2.
-
-    Attributes:
-        curves: (η, mean F) by suite, rule and budget, η rising.
-        lipschitz: Mean of the paper's d = L, by suite.
-        certified: Mean of the certified d, by suite.
-    """
+    """Figure 2: by suite, rule and budget (η, mean F), η rising; and means of d = L and of ours."""
 
     curves: dict[tuple[str, str, float], list[tuple[float, float]]]
     lipschitz: dict[str, float]
@@ -314,8 +283,8 @@ def make_sensitivity(records: Iterable[Record]) -> Sensitivity:
     records = list(records)
     runs = [r for r in records if r["kind"] == "run" and _eta(r) is not None]
     if runs:  # results of several versions or settings: the latest
-        last = _session(runs[-1])
-        runs = [r for r in runs if _session(r) == last]
+        same = ("version", "tol", "threads")
+        runs = [r for r in runs if all(r.get(key) == runs[-1].get(key) for key in same)]
     names: dict[str, set[str]] = defaultdict(set)
     points: dict[tuple[str, str, float, float], dict[str, list[Record]]] = defaultdict(dict)
     for r in runs:
@@ -343,10 +312,6 @@ def _eta(record: Record) -> float | None:
     """The η of a run; None if it belongs to no curve."""
     value = (record.get("params") or {}).get(PARAMETER.get(record.get("rule") or "", ""))
     return float(value) if isinstance(value, (int, float)) else None
-
-
-def _session(record: Record) -> tuple[object, ...]:
-    return tuple(record.get(key) for key in ("version", "tol", "threads"))
 
 
 def _mean_of(records: Iterable[Record], key: str) -> dict[str, float]:

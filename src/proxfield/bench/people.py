@@ -64,26 +64,19 @@ def make_people_tables(
         passes: Columns, in gradients.
         budgets: Further columns, in seconds.
     """
-    groups: dict[Key, list[Record]] = {}
+    groups: dict[Key, dict[tuple[object, ...], Record]] = {}
     for r in records:
         if r["kind"] in ("passes", "people"):
             setting = r["setting"]
             key = (str(r["suite"]), str(setting["model"]), json.dumps(setting, sort_keys=True))
-            groups.setdefault(key, []).append(r)
+            kept = groups.setdefault(key, {})
+            one = (r["kind"], r["rule"], r["instance"], r["digest"], r["budget"])
+            if one not in kept or (r["max_passes"] or 0) >= (kept[one]["max_passes"] or 0):
+                kept[one] = r
     return [
-        _table(key, _one_of_each(group), passes, budgets, _difference(key, groups))
-        for key, group in groups.items()
+        _table(key, list(kept.values()), passes, budgets, _difference(key, groups))
+        for key, kept in groups.items()
     ]
-
-
-def _one_of_each(records: list[Record]) -> list[Record]:
-    """One run of each rule, frame and budget: that of the most passes, the last of equal ones."""
-    kept: dict[tuple[object, ...], Record] = {}
-    for r in records:
-        key = (r["kind"], r["rule"], r["instance"], r["digest"], r["budget"])
-        if key not in kept or (r["max_passes"] or 0) >= (kept[key]["max_passes"] or 0):
-            kept[key] = r
-    return list(kept.values())
 
 
 def _difference(key: Key, keys: Iterable[Key]) -> str:

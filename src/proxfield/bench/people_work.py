@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from proxfield.bench.runner import Settings, Task, outcome, timed_run
 from proxfield.bench.suites import Instance
@@ -32,7 +31,7 @@ from proxfield.people.detections import Detections, suppress
 from proxfield.people.evaluation import match
 from proxfield.people.numba.occupancy import OccupancyOnCpu
 from proxfield.people.occupancy import ExactOccupancy, Occupancy, RatioOccupancy
-from proxfield.people.scene import Scene
+from proxfield.people.scene import Scene, fingerprint, scene_fingerprint
 from proxfield.people.simulate import simulate
 
 START = "unary"
@@ -83,29 +82,20 @@ class Setting:
     model: str
     radius: float = 1.0
 
-    def record(self) -> Record:
-        """As it is stored."""
-        return {"model": self.model, "radius": self.radius, **MODELS[self.model]}
-
 
 # ---- frames ----
 
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """One frame.
-
-    Attributes:
-        scene: What people at each location would cover.
-        number: Of the frame.
-        masks: Makes or reads the masks of all cameras.
-        truth: Where people are, in meters.  # (k, 2)
-    """
+    """One frame of a scene."""
 
     scene: Scene
     number: int
     masks: Callable[[], Masks]
+    """Makes or reads the masks of all cameras."""
     truth: Doubles
+    """Where people are, in meters.  # (k, 2)"""
 
 
 def simulated_frames(
@@ -115,30 +105,18 @@ def simulated_frames(
     size: tuple[int, int] | None = None,
     spacing: float | None = None,
 ) -> list[Instance[Frame]]:
-    """Frames of the simulated pitch.
-
-    Args:
-        seeds: Of each simulation.
-        frames: Number of frames of each.
-        size: As in `simulate`.
-        spacing: Distance of neighboring locations in meters; `SPACING` by default.
-    """
+    """Frames of a simulated pitch for each seed; sizes are as in `simulate`."""
     out = []
     for seed in seeds:
         made = simulate(PITCH, size=size, spacing=spacing or SPACING, seed=seed)
-        known = scene_digest(made.scene)
+        known = fingerprint([scene_fingerprint(made.scene), made.scene.prior])
         for number in range(0, STRIDE * frames, STRIDE):
             frame = Frame(made.scene, number, partial(made.masks, number), made.truth(number))
             out.append(_instance(PITCH, f"seed {seed}, frame {number}", frame, known))
     return out
 
 
-def folder_frames(folder: str) -> list[Instance[Frame]]:
-    """Frames of a folder as ``proxfield make people`` writes it; all masks are read once.
-
-    Raises:
-        InputError: If a file is missing or damaged, or there are no frames.
-    """
+def _folder_frames(folder: str) -> list[Instance[Frame]]:
     path = Path(folder)
     pom = read_pom(path / "scene.pom")
     ground = _read_locations(path / "locations.csv", pom.n_locations)
@@ -150,47 +128,29 @@ def folder_frames(folder: str) -> list[Instance[Frame]]:
     truth = Detections.load(path / "truth.csv")
     if not truth.frames.size:
         raise InputError("has no frames", path=display_name(path / "truth.csv"))
-    known = scene_digest(scene)
+    known = fingerprint([scene_fingerprint(scene), scene.prior])
     frames = [Frame(scene, n, partial(files.read, n), truth.at(n)) for n in truth.frames.tolist()]
     suite = path.resolve().name
     return [_instance(suite, f"frame {f.number}", f, known) for f in frames]
 
 
 def load_frames(folders: Sequence[str]) -> list[Instance[Frame]]:
-    """Frames of several folders.
+    """Frames of folders as ``proxfield make people`` writes them; all masks are read once.
 
     Raises:
-        InputError: As `folder_frames`, or if two folders have the same name.
+        InputError: If a file is missing or damaged, there are no frames in one, or two folders
+            have the same name.
     """
     names = [Path(folder).resolve().name for folder in folders]
     if len(set(names)) < len(names):
         raise InputError("--data: two folders have the same name, expected different ones")
-    return [frame for folder in folders for frame in folder_frames(folder)]
-
-
-def scene_digest(scene: Scene) -> str:
-    """Of what people cover, where locations are, and priors."""
-    parts: list[ArrayLike] = [np.asarray(scene.prior)]
-    if scene.positions is not None:
-        parts.append(scene.positions)
-    for s in scene.silhouettes:
-        parts += [np.array([s.height, s.width]), *s.to_arrays().values()]
-    return _digest(parts)
+    return [frame for folder in folders for frame in _folder_frames(folder)]
 
 
 def _instance(suite: str, name: str, frame: Frame, known: str) -> Instance[Frame]:
     masks = [np.zeros(0) if mask is None else mask for mask in frame.masks()]
-    digest = hashlib.sha256(f"{known} {_digest([*masks, frame.truth])}".encode()).hexdigest()[:16]
+    digest = fingerprint([known, *masks, frame.truth])[:16]
     return Instance(suite, name, digest, lambda: frame)
-
-
-def _digest(parts: Iterable[ArrayLike]) -> str:
-    total = hashlib.sha256()
-    for part in parts:
-        values = np.ascontiguousarray(part)
-        total.update(f"{values.dtype} {values.shape}".encode())
-        total.update(values.tobytes())
-    return total.hexdigest()
 
 
 def _read_locations(path: Path, count: int) -> Doubles:
@@ -222,19 +182,12 @@ def people_task(
     max_passes: int | None = None,
     budget: float | None = None,
 ) -> Task[Frame]:
-    """One rule on one frame.
-
-    Args:
-        instance: The frame.
-        setting: What it is compared on.
-        rule: The rule.
-        max_passes: Maximum number of gradients; or
-        budget: seconds of iterating.
-    """
+    """One rule on one frame, for at most so many gradients or for so many seconds."""
     kind, work, cost = "people", _timed, budget
     if budget is None:
         kind, work, cost = "passes", _counted, 0.05 * (max_passes or 0)
-    facts = {"setting": setting.record(), "max_passes": max_passes, "budget": budget}
+    stored = {**asdict(setting), **MODELS[setting.model]}
+    facts = {"setting": stored, "max_passes": max_passes, "budget": budget}
     make = partial(counted_field, setting=setting)
     return Task(kind, instance, work, rule, budget, facts, make_field=make, init=START, cost=cost)
 
@@ -265,9 +218,6 @@ def _counted(task: Task[Frame], frame: Frame, settings: Settings) -> Record:
 
 def people_rules(chosen: list[str] | None = None) -> dict[str, list[Rule]]:
     """The rules of each table.
-
-    Args:
-        chosen: Names of those wanted; all by default.
 
     Raises:
         InputError: If one isn't in any table.
@@ -329,16 +279,8 @@ def counted_field(frame: Frame, setting: Setting) -> Field:
     return Field(frame.scene.n_locations, 2, [prior, counted])
 
 
-@dataclass(frozen=True)
-class Way:
-    """The states that a rule went through.
-
-    Attributes:
-        passes: Gradients it took to get to each.
-        free_energy: F of each.
-        states: Probability of each location.  # (n,) each
-        seconds: Of all updates.
-    """
+class Way(NamedTuple):
+    """The states that a rule went through: gradients to each, F, and who is where (n,)."""
 
     passes: list[int]
     free_energy: list[float]
@@ -350,19 +292,12 @@ def iterate(field: Field, rule: Rule, max_passes: int, settings: Settings) -> Wa
     """All states that a rule reaches with so many gradients, from the prior.
 
     Every evaluation of the term counts: also that of the start and of steps that are taken back,
-    where a rule looks at F. A sweep counts as one, and so does an update of ``original``.
-
-    Args:
-        field: From `counted_field`.
-        rule: One that follows a single plan.
-        max_passes: Maximum number of gradients.
-        settings: Tolerance and threads.
+    where a rule looks at F. A sweep counts as one, and so does an update of ``original``. The
+    field is that of `counted_field`, the rule one that follows a single plan.
     """
     term = next(t for t in field.terms if isinstance(t, Counted))
-    request = Request(
-        rule, init=START, max_iters=max_passes, tol=settings.tol, threads=settings.threads
-    )
-    session = request.open(field)
+    limits: Record = {"tol": settings.tol, "threads": settings.threads}
+    session = Request(rule, init=START, max_iters=max_passes, **limits).open(field)
     rule.prepare(session.problem)
     plan, program = rule.plan(session.problem), session.program
     state = program.start(session.start)

@@ -56,43 +56,30 @@ HEADINGS = {
 
 @dataclass
 class ReportData:
-    """What a report shows; what is missing is left out.
-
-    Attributes:
-        metas: Where the results come from.
-        command: The command that made the report.
-        tol: When runs stop before their budget is used up.
-        repeats: Repetitions of each timed run.
-        table: Table 1, a part for each suite.
-        wins: How often each rule beats each other one.
-        papers_own: Which suites are the paper's very instances.
-        curves: How F falls on one instance of each suite.
-        sensitivity: Figure 2.
-        gaps: Gaps to the exact log Z.
-        inpainting: Table 2.
-        people: Table 3.
-        segmentation: Dense CRFs on scenes.
-        figures: The folder and the names of the pictures saved beside the report.
-        failures: What couldn't be run.
-        overruns: A sentence about runs that took too long, if any did.
-    """
+    """What a report shows; what is missing is left out."""
 
     metas: list[Record]
+    """Where the results come from."""
     command: str
     tol: float
     repeats: int = 1
     table: list[Table] = field(default_factory=list)
+    """Table 1, a part for each suite; the other tables are experiments."""
     wins: Wins | None = None
     papers_own: dict[str, bool] = field(default_factory=dict)
+    """Which suites are the paper's very instances."""
     curves: list[Curves] = field(default_factory=list)
+    """How F falls on one instance of each suite."""
     sensitivity: Sensitivity | None = None
     gaps: Gaps | None = None
     inpainting: Experiment | None = None
     people: Experiment | None = None
     segmentation: Experiment | None = None
     figures: tuple[str, list[str]] | None = None
+    """The folder and the names of the pictures saved beside the report."""
     failures: list[str] = field(default_factory=list)
     overruns: str | None = None
+    """A sentence about runs that took too long, if any did."""
 
 
 def write_report(path: str, data: ReportData) -> None:
@@ -173,7 +160,9 @@ def make_report(data: ReportData) -> str:
         "repeats": data.repeats,
         "full_names": FULL_NAMES,
         "abouts": ABOUT,
-        "suites": _suites(data),
+        # of the paper's first experiment
+        "suites": [x.suite for x in data.table or data.curves]
+        or (data.sensitivity.suites if data.sensitivity else []),
         "tables": data.table,
         "wins": data.wins if data.wins is not None and data.wins.models else None,
         "gaps": data.gaps if data.gaps is not None and data.gaps.cells else None,
@@ -213,12 +202,6 @@ def _about(data: ReportData) -> str:
         latest.get("when"),
     )
     return ", ".join(str(x) for x in parts if x)
-
-
-def _suites(data: ReportData) -> list[str]:
-    """The suites of the paper's first experiment that the report is about."""
-    suites = [table.suite for table in data.table] or [c.suite for c in data.curves]
-    return suites or (data.sensitivity.suites if data.sensitivity else [])
 
 
 def _table_parts(data: ReportData) -> Record:

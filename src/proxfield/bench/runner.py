@@ -22,11 +22,9 @@ from proxfield.core.solve.progress import make_bar
 from proxfield.errors import ProxfieldError
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from proxfield.core.solve.rules.base import Rule
     from proxfield.field import Field
-    from proxfield.result import Result, Trace
+    from proxfield.result import Result
 
 UNLIMITED = 10**9
 """Iterations that no budget gets to."""
@@ -103,10 +101,6 @@ class Task(Generic[ModelT]):
         made: Any = model if self.make_field is None else self.make_field(model)
         return made  # type: ignore[no-any-return]
 
-    def do(self, model: ModelT, settings: Settings) -> Record:
-        """What there is to store."""
-        return self.work(self, model, settings)
-
     def infer(self, model: ModelT, settings: Settings, **options: Any) -> Result:
         """Run the rule; Ctrl-C is passed on."""
         assert self.rule is not None
@@ -126,12 +120,8 @@ class Task(Generic[ModelT]):
             self.infer(model, settings, max_iters=PROBE_ITERS, trace=False)
 
 
-@dataclass(frozen=True)
-class Failure:
-    """A task that couldn't be done, and why."""
-
-    task: Task[Any]
-    why: str
+Failure = tuple[Task[Any], str]
+"""A task that couldn't be done, and why."""
 
 
 class TaskBar:
@@ -172,19 +162,10 @@ def run_tasks(
     bar: TaskBar,
     jobs: int | None = None,
 ) -> list[Failure]:
-    """Run the tasks that aren't stored yet, instance by instance.
+    """Run the tasks that aren't stored yet, instance by instance, and return what failed.
 
-    Several jobs disturb each other's timings unless each has cores of its own.
-
-    Args:
-        tasks: The tasks; those of one instance should follow each other.
-        store: Where results are and go.
-        settings: What all tasks share.
-        bar: Is told how it goes.
-        jobs: Number of instances at a time; see `proxfield.core.jobs.run_jobs`.
-
-    Returns:
-        What couldn't be done: it is in no file, so the next session tries again.
+    That is in no file, so the next session tries again. Several jobs disturb each other's timings
+    unless each has cores of its own.
 
     Raises:
         KeyboardInterrupt: After Ctrl-C; everything finished before is stored.
@@ -204,7 +185,7 @@ def run_tasks(
     def take(task: Task[ModelT], made: Made) -> None:
         record, why = made
         if record is None:
-            failures.append(Failure(task, why))
+            failures.append((task, why))
         else:
             store.add({**task.identity(settings), **record})
         bar.done(task.seconds)
@@ -229,7 +210,7 @@ def run_tasks(
 def _attempt(task: Task[ModelT], model: ModelT, settings: Settings, warm: set[str]) -> Made:
     try:
         task.warm_up(model, settings, warm)
-        return task.do(model, settings), ""
+        return task.work(task, model, settings), ""
     except FAILURES as error:
         return None, str(error) or type(error).__name__
 
@@ -278,11 +259,12 @@ def traced_run(task: Task[ModelT], model: ModelT, settings: Settings) -> Record:
     """
     short = task.infer(model, settings, max_iters=PROBE_ITERS, trace=False)
     known = bool(np.isfinite(short.trace.free_energy).all())
-    result = task.infer(
-        model, settings, budget=task.budget, max_iters=UNLIMITED, trace=not known
-    )  # fmt: skip
+    result = task.infer(model, settings, budget=task.budget, max_iters=UNLIMITED, trace=not known)
     trace = result.trace
-    rows = thin_out(trace)
+    rows = np.arange(len(trace))
+    if len(trace) > TRACE_POINTS:  # the start, and states spread evenly over a logarithmic axis
+        at = np.geomspace(1, len(trace) - 1, TRACE_POINTS).round().astype(np.int64)
+        rows = np.unique(np.concatenate([[0], at]))
     return {
         "n_vars": task.field_of(model).n_vars,
         **outcome(result),
@@ -290,14 +272,6 @@ def traced_run(task: Task[ModelT], model: ModelT, settings: Settings) -> Record:
         "trace_seconds": [float(f"{s:.4g}") for s in trace.seconds[rows]],
         "trace_free_energy": [float(f"{f:.11g}") for f in trace.free_energy[rows]],
     }
-
-
-def thin_out(trace: Trace) -> NDArray[np.int64]:
-    """Rows to keep: the start, and states spread evenly over a logarithmic axis."""
-    if len(trace) <= TRACE_POINTS:
-        return np.arange(len(trace))
-    at = np.geomspace(1, len(trace) - 1, TRACE_POINTS).round().astype(np.int64)
-    return np.unique(np.concatenate([[0], at]))
 
 
 def paper_task(
@@ -309,13 +283,8 @@ def paper_task(
 ) -> Task[Field]:
     """A task on a field.
 
-    Args:
-        kind: "run" (timed), "trace" (F of every state), "exact" (gap to the exact log Z) or
-            "curvature" (L and the certified damping).
-        instance: The model.
-        rule: The rule, where one is needed.
-        budget: Seconds of iterating.
-        repeat: Which repetition of a timed run.
+    Of kind "run" (timed), "trace" (F of every state), "exact" (gap to the exact log Z) or
+    "curvature" (L and the certified damping).
     """
     facts: Record = {"weight": instance.weight} | ({} if repeat is None else {"repeat": repeat})
     return Task(kind, instance, WORK[kind], rule, budget, facts)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from statistics import mean
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,19 +67,12 @@ NOISE = (0.9, 0.8)
 """Spread of its errors: of blocks of 8 × 8 pixels, and of single pixels."""
 
 
-@dataclass(frozen=True)
-class DrawnScene:
-    """An image with its labels, and what a classifier says of it.
+class DrawnScene(NamedTuple):
+    """An image with its true classes, and what a classifier says of it."""
 
-    Attributes:
-        image: Colors.  # (h, w, 3) uint8
-        truth: True classes.  # (h, w)
-        log_probabilities: Of each class.  # (h, w, L)
-    """
-
-    image: NDArray[np.uint8]
-    truth: Ints
-    log_probabilities: NDArray[np.float64]
+    image: NDArray[np.uint8]  # (h, w, 3)
+    truth: Ints  # (h, w)
+    log_probabilities: NDArray[np.float64]  # (h, w, L)
 
 
 def scene_instances(count: int, seed: int = 0) -> list[Instance[DrawnScene]]:
@@ -138,12 +131,9 @@ def counts() -> CooccurrenceStatistics:
 
 
 def make_field(scene: DrawnScene, cooccurrence: bool) -> Field:
-    """The dense CRF of a scene.
+    """The dense CRF of a scene; maybe with the presence of each class as a variable.
 
-    Args:
-        scene: The scene.
-        cooccurrence: Whether the presence of each class is a variable, and classes that don't
-            occur together repel each other.
+    Then classes that don't occur together repel each other.
     """
     h, w, n_labels = scene.log_probabilities.shape
     n = h * w

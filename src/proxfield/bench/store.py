@@ -12,7 +12,6 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from itertools import chain, count
 from pathlib import Path
 from typing import TextIO
@@ -66,14 +65,7 @@ def number_of(record: Record, key: str) -> float:
 
 
 class Store:
-    """A results file, open for appending.
-
-    Args:
-        path: The file; made if it isn't there.
-        meta: Where the results of this session come from.
-
-    Attributes:
-        notes: What happened while opening, in lines for the user.
+    """A results file, open for appending; ``notes`` are lines about what happened while opening.
 
     Raises:
         InputError: If the file can't be read or written, or another benchmark has it open.
@@ -129,21 +121,21 @@ class Store:
             if exists and not self.path.is_file():  # a device may never end
                 raise InputError("not a regular file, expected a results file", path=name)
             content = self.path.read_bytes() if exists else b""
-        found = parse_lines(content)
-        self._records = {identity(r): r for r in found.good if r["kind"] != "meta"}
-        if found.bad:
-            self._keep_aside(found)
-        self.metas = [r for r in found.good if r["kind"] == "meta"]
+        good, bad, cut = parse_lines(content)
+        self._records = {identity(r): r for r in good if r["kind"] != "meta"}
+        if bad:
+            self._keep_aside(good, bad)
+        self.metas = [r for r in good if r["kind"] == "meta"]
         try:
             with naming("can't write", "a writable file", self.path):
                 self._file = self.path.open("a", encoding="utf-8", newline="\n")
                 self._lock()
-                if not found.bad and found.cut is not None:
+                if not bad and cut is not None:
                     self.notes.append(
                         f"{name}: its last line was cut short; that piece of work is done again"
                     )
-                    self._file.truncate(found.cut)
-                elif not found.bad and content and not content.endswith(b"\n"):
+                    self._file.truncate(cut)
+                elif not bad and content and not content.endswith(b"\n"):
                     self._file.write("\n")
         except InputError:
             self.close()
@@ -174,19 +166,19 @@ class Store:
         except OSError:  # a file system without locks
             pass
 
-    def _keep_aside(self, found: Lines) -> None:
+    def _keep_aside(self, good: list[Record], bad: int) -> None:
         """Rename a damaged file and write its good lines anew."""
         endings = chain([""], (f".{n}" for n in count(2)))
         asides = (self.path.with_name(f"{self.path.name}.corrupt{end}") for end in endings)
         aside = next(path for path in asides if not path.exists())
         with naming("is damaged and can't be renamed", "a writable folder", self.path):
             self.path.rename(aside)
-        if not found.good or found.good[0]["kind"] != "meta":
-            found.good.insert(0, self.meta)
-        atomic_write(self.path, "".join(json.dumps(r) + "\n" for r in found.good))
-        lines = "line" if found.bad == 1 else "lines"
+        if not good or good[0]["kind"] != "meta":
+            good.insert(0, self.meta)
+        atomic_write(self.path, "".join(json.dumps(r) + "\n" for r in good))
+        lines = "line" if bad == 1 else "lines"
         self.notes.append(
-            f"{display_name(self.path)}: {found.bad} damaged {lines}; the file is kept as "
+            f"{display_name(self.path)}: {bad} damaged {lines}; the file is kept as "
             f"{display_name(aside)}, its {len(self._records)} good results are used"
         )
 
@@ -203,37 +195,25 @@ def naming(what: str, expected: str, path: Path) -> Iterator[None]:
         raise InputError(f"{what} ({why}), expected {expected}", path=display_name(path)) from None
 
 
-@dataclass
-class Lines:
-    """What the lines of a results file came to.
+def parse_lines(content: bytes) -> tuple[list[Record], int, int | None]:
+    """Read JSON lines: records, how many lines are damaged, and where an unfinished one begins.
 
-    Attributes:
-        good: Records, meta lines included.
-        bad: How many lines are damaged, an unfinished last one not counted.
-        cut: Where an unfinished last line begins, None if there is none.
+    That is a last line that a crash cut short; it doesn't count as damaged.
     """
-
-    good: list[Record] = field(default_factory=list)
-    bad: int = 0
-    cut: int | None = None
-
-
-def parse_lines(content: bytes) -> Lines:
-    """Read JSON lines, telling damage apart from a last line that a crash cut short."""
-    out = Lines()
-    at = 0
+    good: list[Record] = []
+    bad, cut, at = 0, None, 0
     for line in content.splitlines(keepends=True):
         record = _parse_record(line)
         if record is not None:
             # results without the line that says where they come from are used all the same
-            out.bad += not (out.good or out.bad or record["kind"] == "meta")
-            out.good.append(record)
-        elif line.strip() and not line.endswith(b"\n") and out.good:
-            out.cut = at
+            bad += not (good or bad or record["kind"] == "meta")
+            good.append(record)
+        elif line.strip() and not line.endswith(b"\n") and good:
+            cut = at
         elif line.strip():
-            out.bad += 1
+            bad += 1
         at += len(line)
-    return out
+    return good, bad, cut
 
 
 def _parse_record(line: bytes) -> Record | None:
@@ -267,11 +247,11 @@ def read_records(path: str | os.PathLike[str]) -> tuple[list[Record], list[Recor
         InputError: If it can't be read or holds no results.
     """
     content, name = read_bytes(os.fspath(path))
-    found = parse_lines(content)
-    records = {identity(r): r for r in found.good if r["kind"] != "meta"}
+    good, _, _ = parse_lines(content)
+    records = {identity(r): r for r in good if r["kind"] != "meta"}
     if not records:
         raise InputError("no results in it, expected a file that bench has written", path=name)
-    return [r for r in found.good if r["kind"] == "meta"], list(records.values())
+    return [r for r in good if r["kind"] == "meta"], list(records.values())
 
 
 def merge_metas(*groups: Iterable[Record]) -> list[Record]:

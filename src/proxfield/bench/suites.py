@@ -9,8 +9,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,17 +68,6 @@ def generated(suite: str) -> Iterator[tuple[str, int, Maker]]:
         yield f"segmentation{k:02d}", 1, partial(superpixels, seed=SEED + k)
 
 
-def small_models() -> Iterator[tuple[str, str, Maker]]:
-    """Family, name and maker of models so small that all labellings can be enumerated."""
-    for sign in ("attractive", "repulsive", "mixed"):
-        for strength in (1, 3):
-            make = partial(grid, 4, 4, strength=strength, sign=sign, seed=SEED)
-            yield f"grids 4×4, {sign}", f"grid4x4.f{strength}", make
-    for k in range(3):
-        yield "networks 9 + 6", f"rbm{k}", partial(rbm, 9, 6, strength=1.0, seed=SEED + k)
-        yield "pictures of 15 parts", f"picture{k}", partial(segmentation, 15, seed=SEED + k)
-
-
 def network(hidden: int, *, spins: bool, seed: int) -> Field:
     """A deep belief network: 784 pixels and layers of ``hidden``, 2·``hidden`` and 10 units.
 
@@ -98,19 +88,15 @@ def network(hidden: int, *, spins: bool, seed: int) -> Field:
         ends = np.indices(shape) + starts[layer : layer + 2, None, None]
         edges.append(ends.reshape(2, -1).T)
         if layer == 0:  # heavy tails: most pixels hardly matter to most units
-            center = _center_of_picture()
+            y, x = np.mgrid[0:PIXELS, 0:PIXELS] - (PIXELS - 1) / 2
+            center = np.where(np.hypot(x, y) < 0.47 * PIXELS, 1.0, 0.05).ravel()
             drawn = rng.laplace(0.05, scale / np.sqrt(2 * np.mean(center**2)), shape)
             weights.append((drawn * center[:, None]).ravel())
         else:
             weights.append(rng.normal(0.05, scale, shape).ravel())
-    bias = np.concatenate(
-        [
-            np.zeros(sizes[0]),
-            np.clip(rng.normal(-0.5, 4.5, sizes[1]), -14, 11),
-            np.clip(rng.normal(1.7, 2.0, sizes[2]), -5, 7.5),
-            rng.normal(0.0, 0.4, sizes[3]),
-        ]
-    )
+    first = np.clip(rng.normal(-0.5, 4.5, sizes[1]), -14, 11)
+    second = np.clip(rng.normal(1.7, 2.0, sizes[2]), -5, 7.5)
+    bias = np.concatenate([np.zeros(sizes[0]), first, second, rng.normal(0.0, 0.4, sizes[3])])
     pairs, w = np.concatenate(edges), np.concatenate(weights)
     field = Field(int(starts[-1]), n_labels=2)
     if spins:
@@ -119,12 +105,6 @@ def network(hidden: int, *, spins: bool, seed: int) -> Field:
     tables[:, 1, 1] = w
     field.add(Unary(np.stack([np.zeros_like(bias), bias], axis=1)))
     return field.add(Pairwise(pairs, tables))
-
-
-def _center_of_picture() -> NDArray[np.float64]:
-    """1 for pixels in the middle of the picture, little for the border.  # (784,)"""
-    y, x = np.mgrid[0:PIXELS, 0:PIXELS] - (PIXELS - 1) / 2
-    return np.where(np.hypot(x, y) < 0.47 * PIXELS, 1.0, 0.05).ravel()
 
 
 def superpixels(*, seed: int) -> Field:
@@ -148,14 +128,8 @@ ENDINGS = (".uai", ".uai.gz", ".uai.xz", ".uai.bz2")
 WEIGHTS = "multiplicity.csv"
 
 
-@dataclass(frozen=True)
-class Reference:
-    """Exact answers.
-
-    Attributes:
-        log_z: The exact log Z.
-        marginals: The exact marginals, flat; None where they aren't known.
-    """
+class Reference(NamedTuple):
+    """Exact answers: log Z, and flat marginals where they are known."""
 
     log_z: float
     marginals: NDArray[np.float64] | None
@@ -189,16 +163,12 @@ FieldInstance = Instance[Field]
 
 
 def load_suites(data: str | None, wanted: Sequence[str] | None) -> dict[str, list[FieldInstance]]:
-    """The instances by suite.
-
-    Args:
-        data: A folder with ``DBN``, ``GRID`` and ``SEG``; None generates instances.
-        wanted: The suites to have; by default all that the folder has.
+    """The instances by suite, generated unless there is a folder of data.
 
     Raises:
         InputError: If the folder has no models, or not those of a suite that is wanted.
     """
-    names = tuple(wanted or SUITES)
+    names = tuple(dict.fromkeys(name.upper() for name in wanted or SUITES))
     for name in names:
         if name not in SUITES:
             raise InputError(f"unknown suite {shown(name)}, expected some of: {', '.join(SUITES)}")
@@ -285,10 +255,15 @@ def load_exact(folder_name: str) -> list[FieldInstance]:
 
 def generated_exact() -> list[FieldInstance]:
     """Small seeded models whose exact answers are found by enumerating all labellings."""
-    return [
-        Instance(family, name, RECIPE, make, partial(_enumerate, make))
-        for family, name, make in small_models()
-    ]
+    made: list[tuple[str, str, Maker]] = []
+    for sign, strength in product(("attractive", "repulsive", "mixed"), (1, 3)):
+        make: Maker = partial(grid, 4, 4, strength=strength, sign=sign, seed=SEED)
+        made.append((f"grids 4×4, {sign}", f"grid4x4.f{strength}", make))
+    for k in range(3):
+        make = partial(segmentation, 15, seed=SEED + k)
+        made.append(("networks 9 + 6", f"rbm{k}", partial(rbm, 9, 6, strength=1.0, seed=SEED + k)))
+        made.append(("pictures of 15 parts", f"picture{k}", make))
+    return [Instance(f, name, RECIPE, make, partial(_enumerate, make)) for f, name, make in made]
 
 
 def _enumerate(make: Callable[[], Field]) -> Reference:
@@ -325,10 +300,7 @@ def stem(name: str) -> str:
         >>> stem("grid40x40.f10.uai.xz")
         'grid40x40.f10'
     """
-    for ending in (".gz", ".xz", ".bz2"):
-        if name.lower().endswith(ending):
-            name = name[: -len(ending)]
-    return name[:-4] if name.lower().endswith(".uai") else name
+    return re.sub(r"(?i)(\.uai)?(\.(gz|xz|bz2))*$", "", name)
 
 
 def natural_key(name: str) -> list[tuple[int, str]]:

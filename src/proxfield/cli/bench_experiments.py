@@ -1,17 +1,24 @@
-"""The experiments of ``proxfield bench``: the paper's tables, its figure, and all of them."""
+"""``proxfield bench``: the paper's tables, its figure, and all of them; from options to reports."""
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import chain, product
 from pathlib import Path
+from typing import TypeVar
 
 import click
 
+from proxfield._version import __version__
 from proxfield.bench import inpainting as characters
 from proxfield.bench import paper as table1
 from proxfield.bench import segmentation as scenes
 from proxfield.bench import suites as model_sets
-from proxfield.bench.charts import make_curves
+from proxfield.bench.charts import Curves, make_curves, save_figures
+from proxfield.bench.machine import command_line, metadata
 from proxfield.bench.people import draw_frame, make_people_tables
 from proxfield.bench.people_work import (
     Setting,
@@ -20,21 +27,173 @@ from proxfield.bench.people_work import (
     people_task,
     simulated_frames,
 )
-from proxfield.bench.runner import Task, paper_task
+from proxfield.bench.published import PAPER_RULES
+from proxfield.bench.report import ReportData, find_environment, write_report
+from proxfield.bench.runner import (
+    Failure,
+    Settings,
+    Task,
+    TaskBar,
+    paper_task,
+    run_tasks,
+    threads_of,
+)
 from proxfield.bench.store import Store, merge_metas, read_records
-from proxfield.bench.table import Block, Experiment, Table, budget_name, show
-from proxfield.cli import signals
-from proxfield.cli.bench_session import BenchSession, chosen_rules, note
+from proxfield.bench.suites import ModelT
+from proxfield.bench.table import Block, Experiment, Table, budget_name, counted, show
+from proxfield.cli import main, signals
 from proxfield.cli.commands import bench
 from proxfield.cli.options import Options
 from proxfield.cli.progress import Display
 from proxfield.cli.refine_files import make_folder
-from proxfield.cli.shared import number
+from proxfield.cli.shared import number, print_json, print_table
 from proxfield.core.common.records import Record
+from proxfield.core.jobs.cluster import connected
+from proxfield.core.solve.request import check_limits
+from proxfield.core.solve.rules.base import Rule
+from proxfield.core.solve.rules.registry import make_rule
 from proxfield.errors import InputError, ProxfieldError
 from proxfield.io.files import display_name
+from proxfield.viz.charts import find_figure_class
 
-REPORT = "report.html"
+FoundT = TypeVar("FoundT")
+BUSY_LOAD = 0.5
+"""Load average per core above which timings are doubtful."""
+
+
+class BenchSession:
+    """One run of a benchmark; names a package that is missing before the work begins."""
+
+    def __init__(self, options: Options) -> None:
+        check_limits(1, options.tol, None, options.threads)
+        self.options = options
+        self.settings = Settings(options.tol, threads_of(options.threads))
+        self.drawn = options.report is not None or options.figures is not None
+        self.pictures: str | None = options.figures
+        if options.report is not None:
+            find_environment()
+            if options.figures is None:
+                path = Path(options.report)
+                self.pictures = str(path.with_name(f"{path.stem}-figures"))
+        if options.figures is not None:
+            find_figure_class()
+
+    def run(
+        self,
+        tasks: Sequence[Task[ModelT]],
+        *,
+        make: Callable[[list[Record]], FoundT],
+        summary: Callable[[FoundT], Record],
+        blocks: Callable[[FoundT], list[Block]],
+        report: Callable[[FoundT, Store], Record],
+    ) -> None:
+        """Run what isn't stored yet, print what was found, and write pictures and report.
+
+        What ``make`` gives of the tasks' records is shown as ``summary`` (for ``--json``) or
+        ``blocks``, and as ``report``, its part of `ReportData`.
+        """
+        options = self.options
+        data = getattr(options, "data", None) or None  # not all have it
+        where = data if data is None or isinstance(data, str) else ", ".join(data)
+        meta = metadata(where, self.settings.threads)
+        with Store(options.results, meta) as store:
+            for line in store.notes:
+                note(line)
+            load, cores = meta["load_average"], os.cpu_count() or 1
+            if load is not None and load > BUSY_LOAD * cores:
+                note(f"other processes keep this machine busy (load {load:g} on {cores} cores)")
+            lines: Counter[str] = Counter()
+            for task, why in self._do(tasks, store):
+                what = task.rule.name if task.rule else task.kind
+                lines[f"{what} on {task.instance.suite}: {' '.join(why.split())}"] += 1
+            failures = [f"{line} ({counted(count, 'run')})" for line, count in lines.items()]
+            for line in failures:
+                note(line)
+            found = make(self._kept(tasks, store))
+            if options.as_json:
+                places = {"output": options.results, "report": options.report}
+                places |= {"figures": self.pictures}
+                ended = {"failures": failures, "version": __version__}
+                print_json({**summary(found), **places, **ended})
+            else:
+                for k, (title, header, rows, left) in enumerate(blocks(found)):
+                    click.echo(f"\n{title}" if k else title)
+                    print_table(header, rows, left=left)
+            page = ReportData(
+                command=command_line(),
+                tol=self.settings.tol,
+                failures=failures,
+                **{"metas": store.metas, **report(found, store)},
+            )
+            try:
+                self._write(page)
+            except InputError as error:
+                raise InputError(
+                    f"{error.message}; all results are safe in {options.results}: "
+                    "run the command again",
+                    path=error.path,
+                ) from None
+
+    def _do(self, tasks: Sequence[Task[ModelT]], store: Store) -> list[Failure]:
+        """Run the tasks that aren't stored yet; exits with 130 on Ctrl-C."""
+        jobs = self.options.job_count
+        signals.begin_work()
+        try:
+            with connected(self.options.cluster), TaskBar() as bar:
+                return run_tasks(tasks, store, self.settings, bar, jobs)
+        except KeyboardInterrupt:
+            finished = len(self._kept(tasks, store))
+            click.echo(
+                f"proxfield: interrupted: {finished} of {len(tasks)} runs are kept in "
+                f"{store.path}; the same command goes on from there",
+                err=True,
+            )
+            store.close()
+            click.get_current_context().exit(signals.INTERRUPTED)
+
+    def _write(self, data: ReportData) -> None:
+        """Write the pictures and the report."""
+        target = self.options.report
+        parts = (data.sensitivity, data.people, data.inpainting, data.segmentation)
+        lines = []
+        if self.pictures is not None and (data.curves or any(parts)):
+            names, shown = save_figures(self.pictures, data), self.pictures
+            with suppress(ValueError):  # as seen from the report
+                above = Path(target or "").resolve().parent
+                shown = str(Path(shown).resolve().relative_to(above)) if target else shown
+            data.figures = (shown, names)
+            lines.append(f"pictures: {self.pictures}")
+        if target is not None:
+            write_report(target, data)
+            lines.append(f"report: {target}")
+        for line in lines:
+            click.echo(line, err=True)
+
+    def curves(
+        self, tasks: Sequence[Task[ModelT]], store: Store, timed: Sequence[Task[ModelT]] = ()
+    ) -> list[Curves]:
+        """The curves of what was traced, by suite, with the timed runs on the same instances."""
+        out = []
+        for suite in dict.fromkeys(t.instance.suite for t in tasks):
+            each = ([t for t in some if t.instance.suite == suite] for some in (tasks, timed))
+            curves = make_curves(*(self._kept(some, store) for some in each))
+            out += [] if curves is None else [curves]
+        return out
+
+    def _kept(self, tasks: Sequence[Task[ModelT]], store: Store) -> list[Record]:
+        """The records of those tasks that were run."""
+        found = [store.find(t.identity(self.settings)) for t in tasks]
+        return [record for record in found if record is not None]
+
+
+def chosen_rules(options: Options) -> list[Rule]:
+    """The rules to run; the paper's seven and ``auto`` by default."""
+    return [make_rule(name) for name in options.rules or [*PAPER_RULES, "auto"]]
+
+
+def note(text: str) -> None:
+    """One line on stderr."""
+    main.report(text, kind="note: ")
 
 
 def people(options: Options) -> None:
@@ -73,7 +232,16 @@ def inpainting(options: Options) -> None:
     rules, session = chosen_rules(options), BenchSession(options)
     if options.count == 0 and options.data is None:
         raise click.UsageError("--count 0 without --data, expected models to run")
-    instances = find_instances(options)
+    # the fields: trained here, and given; bad files are refused before anything is trained
+    instances = [] if options.data is None else characters.given_instances(options.data)
+    for instance in instances:
+        instance.make()
+    if options.count:
+        training = characters.Training(options.hole, options.train, options.seed)
+        signals.begin_work()
+        with Display() as display, display.announcing_compilation():
+            trained = characters.trained_instances(options.models, training, options.count, note)
+        instances = [*trained, *instances]
     tasks = characters.inpainting_tasks(instances, rules, options.budgets)
 
     def report(tables: list[Table], store: Store) -> Record:
@@ -82,20 +250,6 @@ def inpainting(options: Options) -> None:
         return {"inpainting": Experiment(tables, curves, pictures)}
 
     run_tables(session, tasks, characters.make_inpainting_tables, report)
-
-
-def find_instances(options: Options) -> list[model_sets.Instance[characters.Inpainting]]:
-    """The fields: trained here, and given; refuses bad files before anything is trained."""
-    given = [] if options.data is None else characters.given_instances(options.data)
-    for instance in given:
-        instance.make()
-    if not options.count:
-        return given
-    training = characters.Training(options.hole, options.train, options.seed)
-    signals.begin_work()
-    with Display() as display, display.announcing_compilation():
-        trained = characters.trained_instances(options.models, training, options.count, note)
-    return [*trained, *given]
 
 
 def segmentation(options: Options) -> None:
@@ -166,19 +320,24 @@ def paper(options: Options) -> None:
     budgets, repeats, rules = options.budgets, options.repeats, chosen_rules(options)
     names = [rule.name for rule in rules]
     session = BenchSession(options)
-    suites = model_sets.load_suites(options.data, wanted_suites(options))
+    suites = model_sets.load_suites(options.data, options.suite)
     parts: dict[str, tuple[list[Record], object]] = {
         name: load_results(path, name) for name, path in options.given(*MAKERS).items()
     }
     if options.sensitivity is not None:
-        parts["sensitivity"] = load_sensitivity(options.sensitivity)
-    runs = table1.paper_tasks(suites, rules, budgets, repeats)
-    chosen = (
-        [model_sets.representative(instances) for instances in suites.values()]
-        if session.drawn
-        else []
-    )
-    traces = [paper_task("trace", each, rule, max(budgets)) for each in chosen for rule in rules]
+        metas, before = read_records(options.sensitivity)
+        try:
+            parts["sensitivity"] = metas, table1.make_sensitivity(before)
+        except ProxfieldError as error:
+            raise InputError(str(error), path=display_name(options.sensitivity)) from None
+    runs = [
+        paper_task("run", instance, rule, budget, repeat)
+        for instance in chain(*suites.values())
+        for rule in rules
+        for budget, repeat in product(budgets, range(repeats))
+    ]
+    drawn = map(model_sets.representative, suites.values() if session.drawn else ())
+    traces = [paper_task("trace", each, rule, max(budgets)) for each in drawn for rule in rules]
     known = model_sets.generated_exact() if options.exact == GENERATED else []
     if options.exact and not known:
         known = model_sets.load_exact(options.exact)
@@ -190,9 +349,7 @@ def paper(options: Options) -> None:
 
     def page(found: Found, store: Store) -> Record:
         tables, records = found
-        own = {
-            suite: model_sets.is_the_papers(suite, instances) for suite, instances in suites.items()
-        }
+        own = {suite: model_sets.is_the_papers(suite, some) for suite, some in suites.items()}
         late = table1.overruns(records)
         if late:
             note(late)
@@ -213,19 +370,11 @@ def paper(options: Options) -> None:
         }
 
     def cells(found: Found) -> Record:
-        each = [(table, table.data()) for table in found[0]]
-        return {
-            "cells": [
-                cell
-                for table, data in each
-                for budget in table.columns
-                for cell in data
-                if cell["budget"] == budget
-            ]
-        }
+        pairs = [(table, budget) for table in found[0] for budget in table.columns]
+        return {"cells": [c for table, b in pairs for c in table.data() if c["budget"] == b]}
 
     session.run(
-        [*runs, *traces, *table1.exact_tasks(known, rules)],
+        [*runs, *traces, *(paper_task("exact", each, rule) for each in known for rule in rules)],
         make=make,
         summary=cells,
         blocks=lambda found: [table.block() for table in found[0]],
@@ -236,7 +385,7 @@ def paper(options: Options) -> None:
 def sensitivity(options: Options) -> None:
     """Run ``bench sensitivity``."""
     session = BenchSession(options)
-    suites = model_sets.load_suites(options.data, wanted_suites(options))
+    suites = model_sets.load_suites(options.data, options.suite)
     session.run(
         table1.sensitivity_tasks(suites, options.etas or list(table1.ETAS), options.budgets),
         make=table1.make_sensitivity,
@@ -244,13 +393,6 @@ def sensitivity(options: Options) -> None:
         blocks=lambda found: [sensitivity_block(found, s) for s in found.suites],
         report=lambda found, _: {"sensitivity": found},
     )
-
-
-def wanted_suites(options: Options) -> list[str] | None:
-    """The requested suites, in capitals; None for all."""
-    if options.suite is None:
-        return None
-    return list(dict.fromkeys(name.upper() for name in options.suite))
 
 
 def sensitivity_block(figure: table1.Sensitivity, suite: str) -> Block:
@@ -267,15 +409,6 @@ def sensitivity_block(figure: table1.Sensitivity, suite: str) -> Block:
     header = ["eta", *(f"{rule} {budget_name(budget)}" for rule, budget in keys)]
     rows = [[f"{eta:g}", *(show(curve.get(eta)) for curve in curves)] for eta in etas]
     return title, header, rows, []
-
-
-def load_sensitivity(path: str) -> tuple[list[Record], table1.Sensitivity]:
-    """Where the results of ``bench sensitivity`` come from, and its figure."""
-    metas, records = read_records(path)
-    try:
-        return metas, table1.make_sensitivity(records)
-    except ProxfieldError as error:
-        raise InputError(str(error), path=display_name(path)) from None
 
 
 # ---- all ----
@@ -305,7 +438,7 @@ def everything(options: Options) -> None:
         "paper": {
             **options.pick("data", "exact", "repeats"),
             **{name: files[name] for name in names[:-1]},
-            "report": str(out / REPORT),
+            "report": str(out / "report.html"),
         },
     }
     shared = options.pick("threads", "tol", "as_json")

@@ -11,18 +11,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table as RichTable
 
+from proxfield.bench.machine import metadata
 from proxfield.bench.peers import measure, tables
 from proxfield.bench.peers.base import Peer, Question
-from proxfield.bench.peers.problems import (
-    NoisyScene,
-    generated_models,
-    generated_scenes,
-    read_scenes,
-)
+from proxfield.bench.peers.problems import generated_models, generated_scenes, read_scenes
 from proxfield.bench.peers.registry import find_peers
-from proxfield.bench.suites import FieldInstance, load_exact
+from proxfield.bench.suites import load_exact
 from proxfield.cli import main, signals
-from proxfield.cli.commands.bench import TASKS
 from proxfield.cli.options import Options
 from proxfield.cli.shared import print_json
 from proxfield.core.common.records import Record
@@ -32,14 +27,16 @@ from proxfield.io.files import atomic_write
 def peers(options: Options) -> None:
     """Run ``bench peers``."""
     tasks = options.tasks
+    known = [question.value for question in Question]
     for task in tasks:
-        if task not in TASKS:
-            raise click.UsageError(f"--tasks {task!r}, expected some of: {', '.join(TASKS)}")
+        if task not in known:
+            raise click.UsageError(f"--tasks {task!r}, expected some of: {', '.join(known)}")
     wanted = find_peers(options.names)
     wanted = [p for p in wanted if any(task.value in tasks for task in p.tasks)]
     found = [p for p in wanted if p.version() is not None]
     missing = [p for p in wanted if p not in found]
-    read = read_inputs(options)
+    models = [] if options.data is None else load_exact(options.data)
+    scenes = [] if options.scenes is None else read_scenes(options.scenes)
     for hint in dict.fromkeys(peer.hint() for peer in missing):
         names = ", ".join(peer.name for peer in missing if peer.hint() == hint)
         main.report(f"not installed: {names} ({hint})", kind="note: ")
@@ -50,9 +47,21 @@ def peers(options: Options) -> None:
         **options.pick("data", "scenes", "quick", "seeds"),
         **{"tasks": tasks, "budget": budget, "timeout": timeout},
     }
-    about = tables.about_run(settings)
+    about = {**metadata(options.data, 1), **settings}  # before the runs
     signals.begin_work()
-    records = run(lambda: make_cases(options, tasks, *read), found, budget, timeout)
+
+    def make() -> list[measure.PeerCase]:
+        kinds = [Question(task) for task in tasks]
+        out = []
+        if Question.INFERENCE in kinds or Question.MAP in kinds:
+            made = generated_models(quick, options.seeds)
+            out += measure.model_cases(made, kinds, measure.SLACK)
+            out += measure.model_cases(models, kinds, measure.FILE_SLACK)
+        if Question.DENSE in kinds:
+            out += measure.scene_cases([*generated_scenes(quick), *scenes])
+        return out
+
+    records = run(make, found, budget, timeout)
     results = tables.make_results(found, missing, records, about)
     report = options.report
     for path, text in (
@@ -64,29 +73,15 @@ def peers(options: Options) -> None:
             atomic_write(path, text(results))
     if options.as_json:
         print_json(results)
-    else:
-        print_tables(results)
-
-
-def read_inputs(options: Options) -> tuple[list[FieldInstance], list[NoisyScene]]:
-    """The models and images of the folders that were given."""
-    models = [] if options.data is None else load_exact(options.data)
-    return models, [] if options.scenes is None else read_scenes(options.scenes)
-
-
-def make_cases(
-    options: Options, tasks: list[str], models: list[FieldInstance], scenes: list[NoisyScene]
-) -> list[measure.PeerCase]:
-    """These and the generated ones, with exact answers."""
-    kinds = [Question(task) for task in tasks]
-    out = []
-    if Question.INFERENCE in kinds or Question.MAP in kinds:
-        made = generated_models(options.quick, options.seeds)
-        out += measure.model_cases(made, kinds, measure.SLACK)
-        out += measure.model_cases(models, kinds, measure.FILE_SLACK)
-    if Question.DENSE in kinds:
-        out += measure.scene_cases([*generated_scenes(options.quick), *scenes])
-    return out
+        return
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 250)
+    for table in tables.make_tables(results["runs"]):
+        shown = RichTable(title=table.title, title_justify="left", box=box.SIMPLE_HEAD)
+        for k, name in enumerate(table.header):
+            shown.add_column(name, justify="left" if k == 0 else "right")
+        for row in table.rows:
+            shown.add_row(*row)
+        console.print(shown)
 
 
 def run(
@@ -107,16 +102,3 @@ def run(
             bar.update(shown, description=line, advance=1)
 
         return measure.run_cases(found, cases, budget, timeout, tell)
-
-
-def print_tables(results: Record) -> None:
-    """The tables on stdout."""
-    plain = not sys.stdout.isatty()
-    console = Console(file=sys.stdout, width=250 if plain else None)
-    for table in tables.make_tables(results["runs"]):
-        shown = RichTable(title=table.title, title_justify="left", box=box.SIMPLE_HEAD)
-        for k, name in enumerate(table.header):
-            shown.add_column(name, justify="left" if k == 0 else "right")
-        for row in table.rows:
-            shown.add_row(*row)
-        console.print(shown)

@@ -14,7 +14,6 @@ import click
 import numpy as np
 
 from proxfield.cli import signals
-from proxfield.cli.commands.people import PASSES
 from proxfield.cli.detect_frames import (
     DetectInput,
     FrameTask,
@@ -34,7 +33,7 @@ from proxfield.cli.main import report
 from proxfield.cli.options import Options, parse_settings
 from proxfield.cli.progress import Counter
 from proxfield.cli.running import Ending, check_device, prepare_rule
-from proxfield.cli.shared import print_json, print_pairs
+from proxfield.cli.shared import print_json, print_pairs, refuse
 from proxfield.core.common.arrays import Doubles
 from proxfield.core.common.interrupts import raised_again
 from proxfield.core.common.records import Record
@@ -47,13 +46,8 @@ from proxfield.io.files import display_name
 from proxfield.io.images import import_pillow, read_image
 from proxfield.io.masks import check_scale
 from proxfield.io.video import EndOfVideoError, import_opencv
-from proxfield.people.cameras import (
-    BOX_HEIGHT,
-    BOX_RADIUS,
-    PERSON_HEIGHT,
-    PERSON_RADIUS,
-)
-from proxfield.people.detect import DENSITY, Detector
+from proxfield.people.cameras import BOX_HEIGHT, BOX_RADIUS, PERSON_HEIGHT, PERSON_RADIUS
+from proxfield.people.detect import DENSITY, PASSES, Detector
 from proxfield.people.scene import fingerprint, scene_fingerprint
 from proxfield.viz.charts import find_figure_class
 from proxfield.viz.video import write_video
@@ -64,12 +58,19 @@ def detect(options: Options) -> int | None:
     forget()
     options.jobs = options.job_count
     files = check_options(options)
-    rule = check_rule(options)
+    if options.rule == "original":  # the published program's default settings may come with it
+        if options.model == "exact":
+            raise click.UsageError("--rule original needs --model ratio")
+        options.model = "ratio"
+    options.model = options.model or "exact"
+    rule = prepare_rule(options.rule, options.settings)
     drawn = options.pictures or options.movie is not None
     store = ResultFolder(Path(options.output), tuple(dict.fromkeys(options.maps)), drawn)
     loaded = load_scene(files)
     detector = make_detector(options, rule, loaded)
-    asked = choose_frames(options, loaded)
+    asked = None if options.frames is None else list(span(options.frames))
+    if asked is None and loaded.pom is not None:  # as the .pom file says
+        asked = loaded.pom.frames or None
     frames = files.choose(asked)
     if asked is None and not options.overwrite:
         frames = frames[: store.read_end(len(frames))]
@@ -136,7 +137,11 @@ def detect(options: Options) -> int | None:
         "seconds": time.perf_counter() - begun,
     }
     if options.movie is not None and not ending.text:
-        write_movie(options.movie, frames, store, options.rate)
+        there = [file for f in frames if (file := store.file(f, "png")).exists()]
+        if not there:
+            raise InputError("there are no pictures for a movie")
+        pictures = (np.asarray(read_image(file)) for file in there)
+        write_video(options.movie, pictures, options.rate)
         summary["movie"] = options.movie
     show(summary, records, options.as_json)
     return ending.exit_code("frames", len(todo) - len(records), failed)
@@ -147,39 +152,33 @@ def detect(options: Options) -> int | None:
 
 def check_options(options: Options) -> DetectInput:
     """Where the scene comes from; refuses options that don't go together or would do nothing."""
-    pom, calibration = options.scene, options.calibration
-    if (pom is None) == (calibration is None):
-        raise click.UsageError("expected SCENE.pom or --calibration, one of them")
-    if calibration is not None and options.grid is None:
-        raise click.UsageError("--calibration needs --grid, the distance of locations in meters")
-    if pom is not None and (options.grid is None) != (options.region is None):
-        raise click.UsageError("--grid and --region together say where locations of a .pom are")
-    given = [name for name, value in options.pick("masks", "video", "boxes").items() if value]
-    if len(given) > 1:
-        raise click.UsageError(f"--{given[0]} and --{given[1]}, expected one of them")
-    if calibration is not None and not given:
-        raise click.UsageError("expected --masks, --video or --boxes with --calibration")
-    if options.prior is not None and options.density is not None:
-        raise click.UsageError("--prior and --density, expected one of them")
-    if pom is not None and options.density is not None and options.grid is None:
-        raise click.UsageError("--density with a .pom needs --grid and --region")
-    for name in options.given("person_height", "person_radius") if pom is not None else ():
-        option = name.replace("_", "-")
-        raise click.UsageError(f"--{option} goes with --calibration; a .pom has rectangles")
-    if pom is None and options.clip:
-        raise click.UsageError("--clip goes with a .pom; rectangles of a calibration are cut")
-    if options.min_score is not None and options.boxes is None:
-        raise click.UsageError("--min-score goes with --boxes")
-    if options.warm and options.jobs != 1:
-        raise click.UsageError("--warm needs the frame before, so that --jobs must be 1")
-    if options.warm and options.part is not None:
-        raise click.UsageError("--warm needs the frame before, so that --part can't be used")
-    if options.part is not None and options.overwrite:
-        raise click.UsageError("--overwrite would remove the frames of other parts")
-    if options.part is not None and options.movie is not None:
-        raise click.UsageError("--movie needs all frames, so that --part can't be used")
-    if options.images is not None and not (options.pictures or options.movie):
-        raise click.UsageError("--images goes with --pictures or --movie")
+    o, is_pom = options, options.scene is not None
+    given = [f"--{name}" for name in ("masks", "video", "boxes") if getattr(o, name)]
+    person = [name.replace("_", "-") for name in o.given("person_height", "person_radius")]
+    by_part = o.part is not None
+    problems = {
+        "expected SCENE.pom or --calibration, one of them": is_pom == (o.calibration is not None),
+        "--calibration needs --grid, the distance of locations in meters": not (is_pom or o.grid),
+        "--grid and --region together say where locations of a .pom are": is_pom
+        and (o.grid is None) != (o.region is None),
+        f"{' and '.join(given[:2])}, expected one of them": len(given) > 1,
+        "expected --masks, --video or --boxes with --calibration": not (is_pom or given),
+        "--prior and --density, expected one of them": len(o.given("prior", "density")) > 1,
+        "--density with a .pom needs --grid and --region": is_pom
+        and o.density is not None
+        and o.grid is None,
+        f"--{''.join(person[:1])} goes with --calibration; a .pom has rectangles": is_pom
+        and person,
+        "--clip goes with a .pom; rectangles of a calibration are cut": o.clip and not is_pom,
+        "--min-score goes with --boxes": o.min_score is not None and o.boxes is None,
+        "--warm needs the frame before, so that --jobs must be 1": o.warm and o.jobs != 1,
+        "--warm needs the frame before, so that --part can't be used": o.warm and by_part,
+        "--overwrite would remove the frames of other parts": by_part and o.overwrite,
+        "--movie needs all frames, so that --part can't be used": by_part and o.movie is not None,
+        "--images goes with --pictures or --movie": o.images is not None
+        and not (o.pictures or o.movie),
+    }
+    refuse(problems)
     check_scale(options.scale)
     check_device(options)
     if options.jobs != 1:
@@ -202,24 +201,6 @@ def check_options(options: Options) -> DetectInput:
         person=(options.person_height or height, options.person_radius or radius),
         cache=str(Path(options.output) / "rectangles.npz"),
     )
-
-
-def check_rule(options: Options) -> Rule:
-    """The rule, which the published program's default settings may come with."""
-    if options.rule == "original":
-        if options.model == "exact":
-            raise click.UsageError("--rule original needs --model ratio")
-        options.model = "ratio"
-    options.model = options.model or "exact"
-    return prepare_rule(options.rule, options.settings)
-
-
-def choose_frames(options: Options, loaded: LoadedScene) -> list[int] | None:
-    """Frames as given, or as the .pom file says; None for all."""
-    text = options.frames
-    if text is not None:
-        return list(span(text))
-    return loaded.pom.frames or None if loaded.pom is not None else None
 
 
 def make_detector(options: Options, rule: Rule, loaded: LoadedScene) -> Detector:
@@ -281,13 +262,9 @@ def describe(work: FrameWork, loaded: LoadedScene, in_order: list[int] | None) -
 
 
 def make_tasks(frames: Sequence[int], work: FrameWork, *, check: bool) -> Iterator[FrameTask]:
-    """Frames in order.
+    """Frames in order; ``check`` looks at the first one now, so that bad input shows early.
 
-    Args:
-        frames: Their numbers.
-        work: What to do with them.
-        check: Look at the first one now, so that bad input shows before anything is written. Where
-            others are finished already, a broken one must not keep the rest from being done.
+    Where others are finished already, a broken one must not keep the rest from being done.
     """
     here = work.input.in_order
     tasks = (FrameTask(frame, work.input.read(frame) if here else None) for frame in frames)
@@ -308,13 +285,10 @@ def make_tasks(frames: Sequence[int], work: FrameWork, *, check: bool) -> Iterat
 
 @dataclass(eq=False)
 class Chain:
-    """Frames that each start from the one before, and where that is.
+    """Frames that are left and each start from the one before, and the map to start from.
 
-    Attributes:
-        todo: Frames that are left.
-        before: The map to start from; None for the prior.
-        failed: Frames of an earlier run that couldn't be read; tried again, from the prior.
-        order: All frames up to the map.
+    Those that failed in an earlier run are tried again, from the prior; ``order`` are all frames up
+    to the map.
     """
 
     todo: list[int]
@@ -388,15 +362,6 @@ def run_all(
             yield from workers.run(partial(detect_one, work=work), tasks, name_of)
 
 
-def write_movie(path: str, frames: Sequence[int], store: ResultFolder, rate: float) -> int:
-    """Write the pictures of frames as a video."""
-    files = [store.file(frame, "png") for frame in frames]
-    there = [file for file in files if file.exists()]
-    if not there:
-        raise InputError("there are no pictures for a movie")
-    return write_video(path, (np.asarray(read_image(file)) for file in there), rate)
-
-
 # ---- what is said ----
 
 
@@ -407,19 +372,14 @@ def show(summary: Record, records: list[Record], as_json: bool) -> None:
         some = [{k: v for k, v in r.items() if k not in hidden} for r in records]
         print_json({**summary, "records": some})
         return
-    seconds = f"{summary['seconds']:.3g} s"
+    s = summary
     rows = [
-        ("frames", f"{summary['detected']} of {summary['frames']} in {seconds}"),
-        ("detections", str(summary["detections"])),
+        ("frames", f"{s['detected']} of {s['frames']} in {s['seconds']:.3g} s"),
+        ("detections", str(s["detections"])),
+        ("skipped", s["skipped"] and f"{s['skipped']}, done before (--overwrite redoes them)"),
+        ("failed", str(s["failed"] or "")),
+        ("locations", f"{s['locations']} in {s['cameras']} cameras"),
     ]
-    if summary["skipped"]:
-        rows.append(("skipped", f"{summary['skipped']}, done before (--overwrite redoes them)"))
-    if summary["failed"]:
-        rows.append(("failed", str(summary["failed"])))
-    rows.append(("locations", f"{summary['locations']} in {summary['cameras']} cameras"))
-    if summary["region"] is not None:
-        x0, y0, x1, y1 = summary["region"]
-        rows.append(("region", f"x {x0:g} to {x1:g} m, y {y0:g} to {y1:g} m"))
-    if "movie" in summary:
-        rows.append(("movie", summary["movie"]))
-    print_pairs([*rows, ("results", summary["output"])])
+    if s["region"] is not None:
+        rows.append(("region", "x {0:g} to {2:g} m, y {1:g} to {3:g} m".format(*s["region"])))
+    print_pairs([*rows, ("movie", s.get("movie", "")), ("results", s["output"])])

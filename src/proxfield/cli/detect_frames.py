@@ -158,11 +158,8 @@ class LoadedScene:
 @lru_cache(maxsize=1)
 def load_scene(files: DetectInput) -> LoadedScene:
     """The scene, read once per process."""
-    return _from_pom(files) if files.scene is not None else _from_calibration(files)
-
-
-def _from_pom(files: DetectInput) -> LoadedScene:
-    assert files.scene is not None
+    if files.scene is None:
+        return _from_calibration(files)
     pom = read_pom(files.scene, size=files.size, clip=files.clip)
     name = display_name(files.scene)
     if files.cameras is not None:
@@ -294,40 +291,25 @@ def detect_from(
     record: Record = {"frame": task.frame, "error": None}
 
     def step() -> OccupancyMap:
-        found = _detect(task, work, before)
+        scene = load_scene(work.input).scene
+        masks = work.input.read(task.frame) if task.masks is None else task.masks
+        found = work.detector.detect(scene, masks, start=before, frame=task.frame)
+        if found.result.status.name == "INTERRUPTED":  # never pass for finished
+            raise KeyboardInterrupt
+        if work.store.pictures:  # all cameras, and the ground from above
+            images: list[Pixels | None] = list(masks)
+            if work.images is not None:
+                images = read_images(work.images, scene, task.frame)
+            d, title = found.detections, f"frame {task.frame}: {len(found.detections)} people"
+            at: Record = {"detections": None if scene.positions is None else d.positions}
+            picture = contact_sheet(
+                scene, images, found.q, locations=d.location, threshold=0.0, title=title, **at
+            )
+            write_picture(work.store.file(task.frame, "png"), picture)
         record.update(work.store.write_frame(found))
         return found
 
     return record, attempt(record, name_of(task), step)
-
-
-def _detect(task: FrameTask, work: FrameWork, before: Doubles | None) -> OccupancyMap:
-    scene = load_scene(work.input).scene
-    masks = work.input.read(task.frame) if task.masks is None else task.masks
-    found = work.detector.detect(scene, masks, start=before, frame=task.frame)
-    if found.result.status.name == "INTERRUPTED":  # never pass for finished
-        raise KeyboardInterrupt
-    if work.store.pictures:
-        draw(found, masks, scene, work)
-    return found
-
-
-def draw(found: OccupancyMap, masks: Masks, scene: Scene, work: FrameWork) -> None:
-    """Write the picture of a frame: all cameras, and the ground from above."""
-    images: list[Pixels | None] = list(masks)
-    if work.images is not None:
-        images = read_images(work.images, scene, found.frame)
-    d = found.detections
-    picture = contact_sheet(
-        scene,
-        images,
-        found.q,
-        detections=None if scene.positions is None else d.positions,
-        locations=d.location,
-        threshold=0.0,
-        title=f"frame {found.frame}: {len(d)} people",
-    )
-    write_picture(work.store.file(found.frame, "png"), picture)
 
 
 def read_images(pattern: str, scene: Scene, frame: int) -> list[Pixels | None]:

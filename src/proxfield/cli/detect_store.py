@@ -38,13 +38,7 @@ SHOWN_DIFFERENCES = 3
 
 @dataclass(frozen=True)
 class ResultFolder:
-    """The results in a folder.
-
-    Args:
-        folder: The folder.
-        maps: Kinds of maps that are wanted, "dat" or "npy".
-        pictures: Whether pictures are wanted.
-    """
+    """The results in a folder: maybe maps, of kinds "dat" or "npy", and pictures."""
 
     folder: Path
     maps: tuple[str, ...] = ()
@@ -61,21 +55,14 @@ class ResultFolder:
         name = display_name(self.folder)
         if self.folder.exists() and not self.folder.is_dir():
             raise InputError("-o: a file is in the way, expected a folder", path=name)
-        file = self.folder / "settings.json"
-        if not file.exists():
-            if next((self.folder / "frames").glob("*.json"), None) is not None:
-                raise InputError(
-                    "-o: has frames but no settings.json, so that nobody knows what they are of; "
-                    "use another folder or --overwrite",
-                    path=name,
-                )
-            return
-        there = _read_json(file)
-        if there is None:
-            raise InputError(
-                "-o: can't be read; use another folder or --overwrite", path=display_name(file)
-            )
-        if next((self.folder / "frames").glob("*.json"), None) is None:
+        file, other = self.folder / "settings.json", "use another folder or --overwrite"
+        there, begun = _read_json(file), any((self.folder / "frames").glob("*.json"))
+        if begun and not file.exists():
+            what = "-o: has frames but no settings.json, so that nobody knows what they are of"
+            raise InputError(f"{what}; {other}", path=name)
+        if there is None and file.exists():
+            raise InputError(f"-o: can't be read; {other}", path=display_name(file))
+        if there is None or not begun:
             return  # nothing was finished
         now = plain(settings)
         if "images" not in there or "images" not in now:  # pictures may be added later
@@ -86,10 +73,7 @@ class ResultFolder:
             more = len(differences) - SHOWN_DIFFERENCES
             text = "; ".join(differences[:SHOWN_DIFFERENCES])
             text += f" and {more} more" if more > 0 else ""
-            raise InputError(
-                f"-o: holds results of other settings ({text}); use another folder or --overwrite",
-                path=name,
-            )
+            raise InputError(f"-o: holds results of other settings ({text}); {other}", path=name)
 
     def clear(self) -> None:
         """Remove all results, settings last; other files stay."""
@@ -151,13 +135,7 @@ class ResultFolder:
         return int(known["frames"]) if known.get("header") == header else header
 
     def write_warm(self, found: OccupancyMap, failed: Sequence[int], order: Sequence[int]) -> None:
-        """Keep the map that the next frame starts from; after the frame's own files.
-
-        Args:
-            found: The last map.
-            failed: Frames before it that can't be read.
-            order: All frames up to it, in their order.
-        """
+        """Keep the last map, the frames before it that failed, and all up to it in order."""
         stream = io.BytesIO()
         lists = [np.array(some, dtype=np.int64) for some in (failed, order)]
         np.savez(stream, q=found.q, failed=lists[0], order=lists[1])

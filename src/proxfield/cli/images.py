@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from math import inf
 
@@ -16,7 +16,6 @@ from proxfield.cli.options import Options
 from proxfield.cli.progress import Display, human_seconds
 from proxfield.cli.refine import KINDS, choose_input, input_settings, read_preset
 from proxfield.cli.refine_files import (
-    FilePath,
     Pair,
     affordable_jobs,
     check_packages,
@@ -68,7 +67,13 @@ def tune(options: Options) -> int | None:
         list(map(find_partners(found, given, option).__getitem__, found))
         for given, option in ((options.probs, "--probs"), (options.truth, "--truth"))
     )
-    check_outputs(options, [*found, *probs, *truth])
+    output, page = options.output, options.report
+    check_target(f"{output}{STORE}", "-o")
+    if page is not None:
+        find_figure_class()  # names a package that is missing before the work begins
+    written = {"-o": output, "--report": page, "the file of trials": f"{output}{STORE}"}
+    read = [("an input", str(path)) for path in (*found, *probs, *truth)]
+    check_distinct([*read, *written.items()])
     jobs = options.job_count
     pairs = [Pair(image, unary, ()) for image, unary in zip(found, probs, strict=True)]
     check_packages([*pairs, *(Pair(t, t, ()) for t in truth)], jobs)
@@ -82,7 +87,16 @@ def tune(options: Options) -> int | None:
     def tell(progress: TuneProgress) -> None:
         """Show how it goes; a line for each improvement stays."""
         nonlocal best
-        line = progress_line(progress)
+        where = f"fold {progress.phase} of {progress.phases}" if progress.phase else "all images"
+        line = f"{where}, setting {progress.tried} of at most {progress.trials}"
+        if progress.best is not None:
+            spatial, bilateral = describe(settings := progress.best.settings)
+            line += (
+                f"; best so far {progress.best.score:.4f} (no CRF {progress.baseline:.4f}): "
+                f"spatial {spatial}, bilateral {bilateral}, {settings.max_iters} updates"
+            )
+        if progress.seconds_left is not None:
+            line += f"; at most about {human_seconds(progress.seconds_left)} left"
         display.phase(line)
         if progress.best is not None and progress.best.score > best:
             best = progress.best.score
@@ -124,16 +138,6 @@ def tune(options: Options) -> int | None:
     return None
 
 
-def check_outputs(options: Options, inputs: Sequence[FilePath]) -> None:
-    """Refuse outputs that can't be written or that are inputs, before anything is computed."""
-    output, page = options.output, options.report
-    check_target(f"{output}{STORE}", "-o")
-    if page is not None:
-        find_figure_class()  # names a package that is missing before the work begins
-    written = {"-o": output, "--report": page, "the file of trials": f"{output}{STORE}"}
-    check_distinct([*(("an input", str(path)) for path in inputs), *written.items()])
-
-
 def show_tuned(result: TuneResult, options: Options) -> None:
     """What was found, on stdout."""
     output, page = options.output, options.report
@@ -152,8 +156,7 @@ def show_tuned(result: TuneResult, options: Options) -> None:
         for s in [scored.settings]
     ]
     print_table(header, [*rows, ("no CRF", "", "", "", f"{result.baseline:.4f}")], left=(0, 1, 3))
-    rest = [("result", result.verdict), ("settings", output)]
-    print_pairs([*rest, *([("report", page)] if page is not None else [])])
+    print_pairs([("result", result.verdict), ("settings", output), ("report", page or "")])
 
 
 def row(scored: Scored | None) -> Record | None:
@@ -168,22 +171,6 @@ def describe(point: DenseSettings) -> tuple[str, str]:
         spatial = "none"
     bilateral = f"{point.bilateral_sigma:g}/{point.bilateral_color:g}/{point.bilateral_weight:g}"
     return spatial, "none" if point.bilateral_weight == 0 else bilateral
-
-
-def progress_line(progress: TuneProgress) -> str:
-    """How far a search is, in one line."""
-    where = f"fold {progress.phase} of {progress.phases}" if progress.phase else "all images"
-    parts = [f"{where}, setting {progress.tried} of at most {progress.trials}"]
-    best = progress.best
-    if best is not None:
-        spatial, bilateral = describe(best.settings)
-        parts.append(
-            f"best so far {best.score:.4f} (no CRF {progress.baseline:.4f}): spatial {spatial}, "
-            f"bilateral {bilateral}, {best.settings.max_iters} updates"
-        )
-    if progress.seconds_left is not None:
-        parts.append(f"at most about {human_seconds(progress.seconds_left)} left")
-    return "; ".join(parts)
 
 
 # ---- studio ----
@@ -206,7 +193,7 @@ def open_studio(options: Options) -> None:
     preset = read_preset(options)
     prepare_rule(rule, dense=True)
     try:
-        inputs = read_inputs(options, preset)
+        inputs = demo_inputs() if image is None else read_inputs(options, preset)
         StudioSession(inputs, preset, rule)  # says now what doesn't fit
     except InputError as error:
         raise InputError(in_options(error.message), path=error.path) from None
@@ -229,9 +216,7 @@ def open_studio(options: Options) -> None:
 
 
 def read_inputs(options: Options, preset: str | DenseSettings) -> StudioInputs:
-    """What the command was given, or the generated scene."""
-    if options.image is None:
-        return demo_inputs()
+    """What the command was given."""
     path, kind = choose_input(options)
     build, from_labels = input_settings(options, kind, preset)
     build["channel_axis"] = AXES[options.channel_axis]

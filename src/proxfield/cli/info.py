@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
-from numpy.typing import NDArray
 
 from proxfield.cli.options import Options
 from proxfield.cli.progress import Display
@@ -58,12 +57,20 @@ def sizes(loaded: LoadedModel) -> Record:
 
 
 def structure(lowered: Lowered) -> Record:
-    """What lowering made of it."""
+    """What lowering made of it; a label gone of a variable that wasn't decided was impossible."""
+    reduction = lowered.reduction
     pairs = [f for f in lowered.factors if f.degree == 2]
     larger: Counter[int] = Counter()
     for f in lowered.factors:
         if f.degree > 2:
             larger[f.degree] += len(f.scopes)
+    diagonals = 0  # on which the Ising edges run; 0 if they run edge by edge
+    if lowered.ising is not None and not lowered.infeasible:
+        from proxfield.core.engines.numba.pack import is_binary, pack_binary  # imports numba
+
+        if is_binary(lowered):
+            packed = pack_binary(lowered, np.dtype(np.float64), rows_only=False)
+            diagonals = len(packed.distance)
     forbidden = sum(
         int(np.isinf(f.tables).reshape(len(f.tables), -1).sum(axis=1)[f.index].sum())
         for f in lowered.factors
@@ -72,34 +79,17 @@ def structure(lowered: Lowered) -> Record:
         "n_vars": lowered.layout.n_vars,
         "n_entries": lowered.layout.size,
         "ising_edges": 0 if lowered.ising is None else len(lowered.ising.edges),
-        "diagonals": diagonals(lowered),
+        "diagonals": diagonals,
         "potts_edges": 0 if lowered.potts is None else len(lowered.potts.edges),
         "pair_tables": sum(len(f.scopes) for f in pairs),
         "distinct_pair_tables": sum(len(f.tables) for f in pairs),
         "larger_tables_by_arity": {str(k): larger[k] for k in sorted(larger)},
         "other_terms": [type(t).__name__ for t in lowered.extras],
         "forbidden_labels": int(np.isinf(lowered.unary).sum())
-        + int((~lowered.reduction.keep & free_of_evidence(lowered)).sum()),
+        + int((~reduction.keep & (reduction.counts > 1)[reduction.full.owner]).sum()),
         "forbidden_configurations": forbidden,
         "infeasible": lowered.infeasible,
     }
-
-
-def free_of_evidence(lowered: Lowered) -> NDArray[np.bool_]:
-    """Entries whose variables weren't decided altogether: a label gone there was impossible."""
-    reduction = lowered.reduction
-    return (reduction.counts > 1)[reduction.full.owner]
-
-
-def diagonals(lowered: Lowered) -> int:
-    """On how many diagonals the Ising edges run; 0 if they run edge by edge."""
-    if lowered.ising is None or lowered.infeasible:
-        return 0
-    from proxfield.core.engines.numba.pack import is_binary, pack_binary  # imports numba
-
-    if not is_binary(lowered):
-        return 0
-    return len(pack_binary(lowered, np.dtype(np.float64), rows_only=False).distance)
 
 
 def curvature(field: Field, lowered: Lowered) -> Record | None:
@@ -154,7 +144,7 @@ def describe(data: Record) -> list[tuple[str, str]]:
         "forbidden labels": s["forbidden_labels"],
         "forbidden configurations": s["forbidden_configurations"],
     }
-    rows += [(name, str(value)) for name, value in found.items() if value]
+    rows += [(name, str(value or "")) for name, value in found.items()]
     if c["lambda"] == float("inf"):
         why = "none while tables forbid configurations; inference uses finite penalties first, "
         return [*rows, ("certified step", f"{why}then exact coordinate descent")]

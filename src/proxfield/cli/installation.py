@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 import click
 import numpy as np
@@ -41,7 +41,10 @@ def examine(options: Options) -> int | None:
             problem = check_tiny_field()
         data = {
             "versions": versions(),
-            **processors(),
+            "platform": platform.platform(),
+            "cores": os.cpu_count(),
+            "threads": max_threads(),
+            "simd": str(choose()),
             **cache(),
             "memory_available": available_memory(),
             **graphics(),
@@ -70,52 +73,33 @@ def versions() -> dict[str, str | None]:
     return {**own, **{name: installed(name) for name in PACKAGES}}
 
 
-def processors() -> Record:
-    """Cores and threads."""
-    return {
-        "platform": platform.platform(),
-        "cores": os.cpu_count(),
-        "threads": max_threads(),
-        "simd": str(choose()),
-    }
-
-
 def cache() -> Record:
     """Where compiled kernels are kept."""
-    folder, shared = kernel_cache(), shared_kernels()
+    folder, shared, total = kernel_cache(), shared_kernels(), 0
+    for path in cache_root().rglob("*"):
+        with suppress(OSError):  # it may vanish meanwhile
+            total += path.stat().st_size if path.is_file() else 0
     return {
         "cache_folder": str(cache_root()),
         "kernel_folder": str(folder),
         "shared_kernel_folder": None if shared is None else str(shared),
-        "cache_bytes": sum(size(f) for f in cache_root().rglob("*")),
+        "cache_bytes": total,
         "cache_writable": folder.is_relative_to(cache_root()) and os.access(folder, os.W_OK),
     }
 
 
-def size(path: Path) -> int:
-    """Bytes of a file; 0 for anything else, also if it vanished meanwhile."""
-    try:
-        return path.stat().st_size if path.is_file() else 0
-    except OSError:
-        return 0
-
-
 def graphics() -> Record:
     """The GPUs that can be used, or why there is none. Imports torch if it is installed."""
-    found = [list_devices(kind) for kind in DEVICES if kind_of(kind).separate]
-    gpus = [gpu for listed, _ in found for gpu in listed]
-    problems = "; ".join(problem for _, problem in found if problem)
-    return {"gpus": gpus, "gpu_problem": None if gpus else problems}
-
-
-def list_devices(kind: str) -> tuple[list[Record], str]:
-    """The devices of a kind, or why there is none."""
-    try:
-        return [found._asdict() for found in find(kind).list_all()], ""
-    except ProxfieldError as error:
-        return [], str(error)
-    except Exception as error:  # a broken torch must not hide what else there is to say
-        return [], " ".join(f"torch fails: {type(error).__name__}: {error}".split())
+    gpus: list[Record] = []
+    problems = []
+    for kind in (kind for kind in DEVICES if kind_of(kind).separate):
+        try:
+            gpus += [found._asdict() for found in find(kind).list_all()]
+        except ProxfieldError as error:  # noqa: PERF203
+            problems.append(str(error))
+        except Exception as error:  # a broken torch must not hide what else there is to say
+            problems.append(" ".join(f"torch fails: {type(error).__name__}: {error}".split()))
+    return {"gpus": gpus, "gpu_problem": None if gpus else "; ".join(problems)}
 
 
 def check_tiny_field() -> str | None:
@@ -170,19 +154,10 @@ def compile_ahead(options: Options) -> None:
     """Run ``proxfield warmup``."""
     with Display() as display:
         display.phase("compiling")
-
-        def note(family: str, kernels: int, seconds: float) -> None:
-            display.note(f"{family}: {kernels} kernels, {seconds:.1f} s")
-
-        done = warmup(options.everything, options.jobs, note)
+        line = "{}: {} kernels, {:.1f} s".format
+        done = warmup(options.everything, options.jobs, lambda *made: display.note(line(*made)))
     if options.as_json:
-        print_json(
-            {
-                "kernels": done.kernels,
-                "seconds": done.seconds,
-                "kernel_folder": str(done.folder),
-                "families": done.families,
-            }
-        )
+        made = {"kernels": done.kernels, "seconds": done.seconds}
+        print_json({**made, "kernel_folder": str(done.folder), "families": done.families})
     else:
         click.echo(f"{done.kernels} kernels compiled in {done.seconds:.1f} s, in {done.folder}")

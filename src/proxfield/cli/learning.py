@@ -139,7 +139,21 @@ def inpaint(options: Options) -> int | None:
         done = f"{len(records)} of {len(holes)} images are completed"
         click.echo(f"proxfield: interrupted: {done}", err=True)
         return signals.INTERRUPTED
-    show_completed(records, options, time.perf_counter() - start)
+    total = sum(r["hidden"] for r in records)
+    summary: Record = {"images": len(records), "hidden": total}
+    summary["seconds"] = seconds = time.perf_counter() - start
+    if truth:
+        summary["accuracy"] = sum(r["correct"] for r in records) / total
+        summary["log_likelihood"] = sum(r["log_likelihood"] for r in records) / total
+    if options.as_json:
+        print_json({**summary, "output": options.output, "files": records})
+        return None
+    rows = [("completed", f"{len(records)} images, {total} pixels in {seconds:.3g} s")]
+    if truth:
+        rows.append(("right", f"{100 * summary['accuracy']:.2f} % of the hidden pixels"))
+        rows.append(("log q(truth)", f"{summary['log_likelihood']:.4f} per pixel"))
+    rows.append(("results", options.output))
+    print_pairs([*rows, ("sheets", options.sheet or "")])
     return None
 
 
@@ -213,23 +227,3 @@ def fill(hole: Pair, model: DecisionTreeField, truth: bool, run: Record) -> Reco
         record["correct"] = int((found == labels)[hidden].sum())
         record["log_likelihood"] = float(np.log(np.maximum(own, 1e-12)).sum())
     return record
-
-
-def show_completed(records: list[Record], options: Options, seconds: float) -> None:
-    """What was done, on stdout."""
-    hidden = sum(r["hidden"] for r in records)
-    summary: Record = {"images": len(records), "hidden": hidden, "seconds": seconds}
-    if options.truth:
-        summary["accuracy"] = sum(r["correct"] for r in records) / hidden
-        summary["log_likelihood"] = sum(r["log_likelihood"] for r in records) / hidden
-    if options.as_json:
-        print_json({**summary, "output": options.output, "files": records})
-        return
-    rows = [("completed", f"{len(records)} images, {hidden} pixels in {seconds:.3g} s")]
-    if options.truth:
-        rows.append(("right", f"{100 * summary['accuracy']:.2f} % of the hidden pixels"))
-        rows.append(("log q(truth)", f"{summary['log_likelihood']:.4f} per pixel"))
-    rows.append(("results", options.output))
-    if options.sheet is not None:
-        rows.append(("sheets", options.sheet))
-    print_pairs(rows)

@@ -8,40 +8,27 @@ from proxfield import generate
 from proxfield.cli.options import Options
 from proxfield.cli.progress import Display
 from proxfield.cli.shared import show_summary
-from proxfield.field import Field
 from proxfield.io.folders import check_folder
 from proxfield.io.uai import format_model, write_model
 
 
-def grid(options: Options) -> None:
-    """Run ``make grid``."""
-    same = options.pick("strength", "n_labels", "wrap", "seed")
-    sign = options.sign or "mixed"
-    write(generate.grid(options.rows, options.cols, sign=sign, **same), options)
+def model(options: Options) -> None:
+    """Run ``make grid``, ``rbm`` or ``segmentation``.
 
-
-def rbm(options: Options) -> None:
-    """Run ``make rbm``."""
-    same = options.pick("strength", "seed")
-    write(generate.rbm(options.visible, options.hidden, **same), options)
-
-
-def segmentation(options: Options) -> None:
-    """Run ``make segmentation``."""
-    same = options.pick("strength", "noise", "seed")
-    write(generate.segmentation(options.regions, **same), options)
-
-
-def write(field: Field, options: Options) -> None:
-    """The model as text, to a file (then with a summary on stdout) or to stdout."""
-    output = options.output
+    The model goes as text to a file (then with a summary on stdout) or to stdout.
+    """
+    given = {**vars(options)}
+    output, as_json = given.pop("output"), given.pop("as_json")
+    if "sign" in given:
+        given["sign"] = given["sign"] or "mixed"
+    field = getattr(generate, click.get_current_context().command.name or "")(**given)
     if output == "-":
         click.echo(format_model(field), nl=False)
         return
     write_model(field, output)
     count = int(field.cardinalities.max(initial=0))
     made = {"n_vars": field.n_vars, "n_labels": count, "terms": list(field.kinds), "output": output}
-    show_summary(made, options.as_json)
+    show_summary(made, as_json)
 
 
 def people(options: Options) -> None:

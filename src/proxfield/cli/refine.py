@@ -213,29 +213,20 @@ def report_all(summary: Record, records: list[Record], as_json: bool) -> None:
     if as_json:
         print_json({**summary, "pixels": pixels, "changed": changed, "files": records})
         return
-    seconds = f"{summary['seconds']:.3g} s"
-    rows = [("refined", f"{summary['refined']} of {summary['images']} images in {seconds}")]
-    if pixels:
-        share = share_in_words(changed, pixels)
-        rows.append(("changed", share + few_hint(refined, changed, pixels)))
-    if summary["skipped"]:
-        rows.append(("skipped", f"{summary['skipped']}, done before (--force redoes them)"))
-    if summary["partial"]:
-        rows.append(("in parts", f"{summary['partial']}, with tiles that other parts have to do"))
-    if summary["failed"]:
-        rows.append(("failed", str(summary["failed"])))
-    ended = {record["message"] for record in records if record.get("message")}
-    if len(ended) == 1:
-        rows.append(("status", ended.pop()))
-    print_pairs([*rows, ("results", summary["output"])])
-
-
-def few_hint(refined: list[Record], changed: int, pixels: int) -> str:
-    """What to try where hardly any pixel changed; nothing where there is one label only."""
-    if changed >= FEW * pixels or all(record.get("one_label", False) for record in refined):
-        return ""
-    labels = any(record.get("confidence") is not None for record in refined)
-    return FEW_HINT.format("a lower --confidence, " if labels else "")
+    share = share_in_words(changed, pixels) if pixels else ""
+    if changed < FEW * pixels and not all(r.get("one_label", False) for r in refined):
+        labels = any(record.get("confidence") is not None for record in refined)
+        share += FEW_HINT.format("a lower --confidence, " if labels else "")
+    s, ended = summary, {record["message"] for record in records if record.get("message")}
+    rows = [
+        ("refined", f"{s['refined']} of {s['images']} images in {s['seconds']:.3g} s"),
+        ("changed", share),
+        ("skipped", s["skipped"] and f"{s['skipped']}, done before (--force redoes them)"),
+        ("in parts", s["partial"] and f"{s['partial']}, with tiles that other parts have to do"),
+        ("failed", str(s["failed"] or "")),
+        ("status", ended.pop() if len(ended) == 1 else ""),
+    ]
+    print_pairs([*rows, ("results", s["output"])])
 
 
 def alike(notes: list[str]) -> list[tuple[str, int]]:

@@ -102,13 +102,9 @@ def list_folder(folder: FilePath, suffixes: Iterable[str]) -> list[FilePath]:
 def find_partners(
     images: Sequence[FilePath], given: str, option: str, *, optional: bool = False
 ) -> dict[FilePath, FilePath]:
-    """For images the files of the same stem in a folder; for one image also a file.
+    """For images the files of the same stem in the folder ``given``; for one image also a file.
 
-    Args:
-        images: The images.
-        given: A file or a folder.
-        option: The option that named it.
-        optional: Some of the images may have no file.
+    ``option`` named it; where it is optional, some of the images may have no file.
     """
     place, name = make_path(given), display_name(given)
     what = {"--probs": "probabilities"}.get(option, option.lstrip("-"))
@@ -172,15 +168,7 @@ def make_pairs(
 ) -> list[Pair]:
     """Where everything goes; refuses what would overwrite an input or another result.
 
-    Args:
-        images: The images.
-        unaries: What is known about the pixels of each.
-        output: A folder, or a file for one image.
-        overlay: A folder or a file for pictures.
-        kind: "labels" or "probabilities".
-        scribbles: Scribbles of images.
-        others: Other inputs, which no result may overwrite.
-        overlay_option: The option that named ``overlay``.
+    ``others`` are further inputs; ``overlay_option`` named the place of ``overlay``.
     """
     targets = place_outputs(images, output, "-o", kind)
     pictures: Sequence[tuple[FilePath | None, ...]] = [(None,)] * len(images)
@@ -216,19 +204,17 @@ def is_file_name(given: str) -> bool:
     return ending(given) in IMAGES and not make_path(given).is_dir()
 
 
-def own_suffix(image: FilePath) -> str | None:
-    """The kind of file that keeps the place of an image; None if it has none, or can't be kept."""
-    if ending(image) in NIFTI:
-        return ".nii.gz"
-    return ".tif" if is_geotiff(image) and has_rasterio() else None
-
-
 def place_outputs(
     images: Sequence[FilePath], given: str, option: str, kind: str
 ) -> list[tuple[FilePath, ...]]:
     """Names for each image's result: in a folder, or the very file named for one image."""
     place = make_path(given)
-    own = [None if kind == "overlay" else own_suffix(image) for image in images]
+    own: list[str | None] = [None] * len(images)  # the kind of file that keeps an image's place
+    for k, image in enumerate(images if kind != "overlay" else ()):
+        if ending(image) in NIFTI:
+            own[k] = ".nii.gz"
+        elif is_geotiff(image) and has_rasterio():
+            own[k] = ".tif"
     if is_file_name(given):
         if len(images) > 1:
             raise click.UsageError(f"{option} {given!r} for {len(images)} images is no folder")

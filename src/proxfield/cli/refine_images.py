@@ -179,25 +179,23 @@ def load_one(pair: Pair, work: ImageWork, record: Record) -> Read:
 
 def read_one(pair: Pair, work: ImageWork, notes: list[str]) -> PairInputs:
     """What the files of a pair hold; notes get lines about what was dropped."""
-    image, reference, spacing = _read_image(pair.image, notes)
+    reference: Any = None
+    spacing: tuple[float, ...] | None = None
+    path, placed = pair.image, None
+    if ending(path) in NIFTI:
+        placed = read_nifti(path)
+        spacing = placed.spacing
+    elif is_geotiff(path) and has_rasterio():
+        placed = read_geotiff(path, notes)
+    elif is_geotiff(path):
+        notes.append(f"{display_name(path)}: its place on Earth isn't kept: {GEO_REMEDY}")
+    image = read_image(path, notes) if placed is None else placed.values
+    reference = None if placed is None else placed.reference
     unary, palette, other = _read_unary(pair.unary, work.what)
     if reference is not None and other is not None and not reference.same_place(other):
         notes.append(f"{display_name(pair.unary)}: lies in another place than the image")
     scribbles = None if pair.scribbles is None else _read_unary(pair.scribbles, "labels")[0]
     return PairInputs(image, unary, palette, scribbles, reference, spacing, notes)
-
-
-def _read_image(path: FilePath, notes: list[str]) -> tuple[Pixels, Any, tuple[float, ...] | None]:
-    """The pixels of an image, where it is, and the size of a voxel."""
-    if ending(path) in NIFTI:
-        placed = read_nifti(path)
-        return placed.values, placed.reference, placed.spacing
-    if is_geotiff(path):
-        if has_rasterio():
-            placed = read_geotiff(path, notes)
-            return placed.values, placed.reference, None
-        notes.append(f"{display_name(path)}: its place on Earth isn't kept: {GEO_REMEDY}")
-    return read_image(path, notes), None, None
 
 
 def _read_unary(path: FilePath, what: str) -> tuple[Pixels, list[int] | None, Any]:
@@ -370,12 +368,8 @@ def run_pipeline(
 ) -> Iterator[Record]:
     """The records of all images, in their order.
 
-    Args:
-        pairs: The files.
-        work: What to do with them; they are computed in this thread.
-        ahead: Maximum number of images that are read but not computed yet, and likewise of those
-            that wait to be written.
-        display: Shows which one is computed.
+    At most ``ahead`` images are read but not computed yet, and as many wait to be written. This
+    thread computes; ``display`` shows which one.
     """
     count = max(1, min(threads_for(len(pairs)), ahead))
     readers, writers = ThreadPoolExecutor(count), ThreadPoolExecutor(count)

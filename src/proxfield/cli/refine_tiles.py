@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter as Counts
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import numpy as np
@@ -50,15 +50,8 @@ SLIDES = (".svs", ".ndpi", ".scn", ".bif", ".vms")
 """Endings of whole slides, which are tiled TIFF files."""
 
 
-@dataclass(frozen=True)
-class Tiled:
-    """An image that is refined in tiles.
-
-    Attributes:
-        pair: Its files.
-        work: What to do with them.
-        part: Which of the tiles this run does; None: all.
-    """
+class Tiled(NamedTuple):
+    """An image that is refined in tiles, and which of them this run does (None: all)."""
 
     pair: Pair
     work: ImageWork
@@ -126,13 +119,10 @@ def for_tiles(pair: Pair, work: ImageWork, options: Options, part: Part | None) 
 
 
 def run_tiled(todo: Sequence[Tiled], jobs: int | None, *, resume: bool) -> Iterator[Record]:
-    """The records of images that are refined in tiles, one after another, with a bar over tiles.
+    """The records of images refined in tiles, one after another, with a bar over tiles.
 
-    Args:
-        todo: The images.
-        jobs: Tiles at a time, if there is memory for them; None: as many as the cluster has room
-            for.
-        resume: Whether tiles of an earlier run count.
+    So many ``jobs`` tiles at a time, if there is memory for them (None: as a cluster has room). To
+    resume is to count tiles of an earlier run.
     """
     for one in todo:
         record = new_record(one.pair)

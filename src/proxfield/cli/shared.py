@@ -48,11 +48,7 @@ def check_target(path: str, option: str) -> None:
 
 
 def check_distinct(files: Iterable[tuple[str, str | None]]) -> None:
-    """Two outputs (or an output and an input) may not be the same file.
-
-    Args:
-        files: What names a file, and the file; the same twice is allowed.
-    """
+    """Two outputs (or an output and an input), by name, may not be the same file."""
     seen: dict[str, str] = {}
     for option, path in files:
         if path is None or path == "-" or path.startswith("/dev/"):
@@ -63,11 +59,7 @@ def check_distinct(files: Iterable[tuple[str, str | None]]) -> None:
 
 
 def check_files(options: Options) -> None:
-    """Refuse targets that can't be written, and files named twice where something is written.
-
-    Args:
-        options: Of the command that is called, whose parameters say which of them are files.
-    """
+    """Refuse targets that can't be written, and files named twice where something is written."""
     files: list[tuple[str, str]] = []
     written = False
     for param in click.get_current_context().command.params:
@@ -129,17 +121,13 @@ def show_summary(data: Record, as_json: bool) -> None:
     if as_json:
         print_json(data)
         return
-    rows = []
-    for key, value in data.items():
-        name = WORDS.get(key, key.replace("_", " "))
-        text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-        rows += [(name, text)] if text else []
-    print_pairs(rows)
+    words = ((WORDS.get(key, key.replace("_", " ")), value) for key, value in data.items())
+    print_pairs((k, ", ".join(map(str, v)) if isinstance(v, list) else str(v)) for k, v in words)
 
 
 def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
-    """Two aligned columns: what and how much."""
-    rows = list(pairs)
+    """Two aligned columns, what and how much, without what is empty."""
+    rows = [(name, value) for name, value in pairs if value]
     width = max((len(name) for name, _ in rows), default=0)
     for name, value in rows:
         click.echo(f"{name:<{width}}  {value}".rstrip())

@@ -16,18 +16,8 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing takes some milliseconds to import
-    from types import FrameType, TracebackType
-    from typing import NoReturn, Protocol
-
-    class Unraisable(Protocol):
-        """What `sys.unraisablehook` is given."""
-
-        exc_type: type[BaseException]
-        exc_value: BaseException | None
-        exc_traceback: TracebackType | None
-        err_msg: str | None
-        object: object
-
+    from types import FrameType
+    from typing import NoReturn
 
 INTERRUPTED = 130
 MESSAGE = "proxfield: interrupted before there was a result"
@@ -122,12 +112,7 @@ _on_interrupt.raises = True  # type: ignore[attr-defined]  # as finish_first ask
 
 
 def _interrupt(frame: FrameType | None, again: bool) -> None:
-    """Leave, raise KeyboardInterrupt, or wait until the compiler is done.
-
-    Args:
-        frame: Where the main thread is.
-        again: Ctrl-C was pressed before.
-    """
+    """Leave, raise KeyboardInterrupt, or wait until the compiler is done."""
     compiling = False
     while frame is not None:
         if not _begun and frame.f_code.co_filename.startswith(IMPORTING):
@@ -156,7 +141,7 @@ def _on_alarm(_: int, frame: FrameType | None) -> None:
         _later()
 
 
-def _on_unraisable(args: Unraisable) -> None:
+def _on_unraisable(args: sys.UnraisableHookArgs) -> None:
     """Callbacks and finalizers can't pass a KeyboardInterrupt on; it counts all the same."""
     if isinstance(args.exc_value, KeyboardInterrupt) or issubclass(
         args.exc_type, KeyboardInterrupt

@@ -72,15 +72,26 @@ def solve(options: Options) -> int | None:
         shared, first, text = solve_rank(options, rule, given)
         if first:
             write_texts(shared, text, output, options.trace)
-            if options.as_json or task is None:
-                print_part(shared, options.as_json)
+            figures = shared.summary()
+            if options.as_json:
+                print_json({**figures, "version": __version__})
+            elif task is None:
+                size = f"{figures['n_vars']} variables over {figures['ranks']} ranks"
+                rows = result_rows(shared, [], f"{shared.seconds:.3g}")
+                print_pairs([("field", size), *rows])
         return NOT_CONVERGED if options.strict and not shared.converged else None
     for option in options.given("coupling", "checkpoint"):
         raise click.UsageError(f"--{option} needs --distributed")
     with Display() as display:
         loaded = load(options, display)
         result = run(loaded.field, rule, display, modes=options.modes, **given)
-    write_texts(result, None if task is None else task_text(result, task), output, options.trace)
+    formats = {  # of UAI result files
+        "MAR": lambda: format_mar(list(result.marginals)),
+        "MAP": lambda: format_map(result.map_labels),
+        "PR": lambda: format_pr(result.log_z_bound),
+    }
+    text = None if task is None else formats[task]()
+    write_texts(result, text, output, options.trace)
     if options.as_json:
         print_result(loaded, result.summary(), given)
     elif task is not None and not result.converged:  # no summary says so
@@ -88,7 +99,13 @@ def solve(options: Options) -> int | None:
     elif task is None:
         energy = ("MAP energy", number(result.map_energy))
         rows = result_rows(result, [energy], seconds_of(result, loaded))
-        print_pairs([("model", loaded.size), *rows, *mode_rows(result)])
+        rows += [
+            (f"mode {k}", f"weight {number(m.weight, 3)}, F {number(m.free_energy)}: {m.cell}")
+            for k, m in enumerate(result.modes[:MAX_SHOWN_MODES], 1)
+        ]
+        if (more := len(result.modes) - MAX_SHOWN_MODES) > 0:
+            rows.append(("", f"and {more} more modes (--json has all)"))
+        print_pairs([("model", loaded.size), *rows])
     if result.status.name == "INTERRUPTED":
         return INTERRUPTED
     return NOT_CONVERGED if options.strict and not result.converged else None
@@ -102,13 +119,6 @@ def write_texts(result: Result, text: str | None, output: str | None, trace: str
         click.echo(text, nl=False)
     elif text is not None and output is not None:
         atomic_write(output, text)
-
-
-def task_text(result: Result, task: str) -> str:
-    """The UAI result file of a task."""
-    if task == "MAR":
-        return format_mar(list(result.marginals))
-    return format_map(result.map_labels) if task == "MAP" else format_pr(result.log_z_bound)
 
 
 def print_result(loaded: LoadedModel, summary: Record, given: Record, **more: object) -> None:
@@ -133,17 +143,6 @@ def result_rows(result: Result, more: list[tuple[str, str]], seconds: str) -> li
         ("iterations", str(result.iterations)),
         ("seconds", seconds),
     ]
-
-
-def mode_rows(result: Result) -> list[tuple[str, str]]:
-    """The heaviest modes in words, if there are several."""
-    rows = [
-        (f"mode {k}", f"weight {number(mode.weight, 3)}, F {number(mode.free_energy)}: {mode.cell}")
-        for k, mode in enumerate(result.modes[:MAX_SHOWN_MODES], 1)
-    ]
-    if len(result.modes) > MAX_SHOWN_MODES:
-        rows.append(("", f"and {len(result.modes) - MAX_SHOWN_MODES} more modes (--json has all)"))
-    return rows
 
 
 def search(options: Options) -> int | None:
@@ -196,7 +195,14 @@ def solve_rank(options: Options, rule: Rule, given: Record) -> tuple[PartResult,
                 raise click.UsageError("--coupling needs an array of unary energies (.npy)")
             part = Partition.from_field(transport, load(options).field)
         result = infer(part, rule, checkpoint=options.checkpoint, **given)
-        text = None if options.task is None else gathered_text(result, options.task)
+        text = format_pr(result.log_z_bound) if options.task == "PR" else None
+        if options.task in ("MAR", "MAP"):
+            q, own = result.gather(), result.partition
+            text = ""
+            if q is not None and own is not None and own.whole is not None:  # the first rank
+                full = own.whole.lowered.reduction.full
+                mar = options.task == "MAR"
+                text = format_mar(list(full.split(q))) if mar else format_map(full.best_labels(q))
         return result, transport.rank == 0, text
 
 
@@ -214,29 +220,6 @@ def read_grid(transport: Transport, path: str, coupling: float) -> Partition:
         )
     shape, n_labels = energies.shape[:-1], energies.shape[-1]
     return grid_partition(transport, shape, energies, coupling, n_labels=n_labels)
-
-
-def gathered_text(result: PartResult, task: str) -> str:
-    """The UAI result file of a task; empty on all ranks but the first."""
-    if task == "PR":
-        return format_pr(result.log_z_bound)
-    q, part = result.gather(), result.partition
-    if q is None or part is None or part.whole is None:
-        return ""
-    layout = part.whole.lowered.reduction.full
-    if task == "MAR":
-        return format_mar(list(layout.split(q)))
-    return format_map(layout.best_labels(q))
-
-
-def print_part(result: PartResult, as_json: bool) -> None:
-    """The result, as JSON or for people."""
-    figures = result.summary()
-    if as_json:
-        print_json({**figures, "version": __version__})
-        return
-    size = f"{figures['n_vars']} variables over {figures['ranks']} ranks"
-    print_pairs([("field", size), *result_rows(result, [], f"{result.seconds:.3g}")])
 
 
 # ---- several rules ----
@@ -276,7 +259,14 @@ def compare(options: Options) -> int | None:
         found = {"best": best, "results": runs, "failures": failures}
         print_json({"model": loaded.name, **head, **found, "version": __version__})
     else:
-        print_results(results, best)
+        header = ["", "rule", "F", "log Z, at least", "MAP energy"]
+        rows = [
+            ["*" if name == best else "", name]
+            + [number(x) for x in (r.free_energy, r.log_z_bound, r.map_energy)]
+            + [str(r.iterations), f"{r.seconds:.3g}", r.status.label]
+            for name, r in results.items()
+        ]
+        print_table([*header, "iterations", "seconds", "status"], rows, left=(0, 1, 7))
     for name, why in failures.items():
         report(f"{name} can't run on this model ({why})", kind="note: ")
     if results and not options.no_plot:
@@ -299,22 +289,3 @@ def draw(loaded: LoadedModel, results: dict[str, Result], plot: str | None) -> N
         report(f"no picture: {error}", kind="note: ")
         return
     click.echo(f"picture: {path}", err=True)
-
-
-def print_results(results: dict[str, Result], best: str | None) -> None:
-    """The table."""
-    header = ("", "rule", "F", "log Z, at least", "MAP energy", "iterations", "seconds", "status")
-    rows = [
-        (
-            "*" if name == best else "",
-            name,
-            number(r.free_energy),
-            number(r.log_z_bound),
-            number(r.map_energy),
-            str(r.iterations),
-            f"{r.seconds:.3g}",
-            r.status.label,
-        )
-        for name, r in results.items()
-    ]
-    print_table(header, rows, left=(0, 1, 7))

@@ -15,6 +15,7 @@ from functools import partial
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,18 +103,7 @@ def read_files(
     from_labels: Record | None = None,
     titles: Mapping[str, str] | None = None,
 ) -> StudioInputs:
-    """Inputs from files.
-
-    Args:
-        image: A picture or an array.
-        unary: Probabilities, logits or labels.
-        what: Which of these.
-        truth: True labels.
-        scribbles: Labels of known pixels.
-        names: Names of the labels.
-        build: As for `StudioInputs`.
-        from_labels: As for `StudioInputs`.
-        titles: What to call the files, by the names of these arguments; by default their paths.
+    """Inputs from files; ``titles`` are what to call them, their paths by default.
 
     Raises:
         InputError: If a file can't be read; the message names it.
@@ -141,14 +131,8 @@ def read_files(
 # ---- files of the browser ----
 
 
-@dataclass(frozen=True)
-class Upload:
-    """One file from the browser.
-
-    Attributes:
-        name: What the client calls it.
-        data: Its bytes.
-    """
+class Upload(NamedTuple):
+    """One file from the browser, with the client's name for it."""
 
     name: str
     data: bytes
@@ -167,10 +151,6 @@ class Upload:
 
 def check_upload(upload: Upload, max_bytes: int) -> None:
     """Refuse a file that is too large, also once it is decoded, or that is of no known kind.
-
-    Args:
-        upload: The file.
-        max_bytes: Maximum size of an upload.
 
     Raises:
         InputError: If it is refused.
@@ -208,13 +188,9 @@ def check_upload(upload: Upload, max_bytes: int) -> None:
 def read_uploads(
     files: Mapping[str, Upload], what: str, folder: Path, max_bytes: int
 ) -> StudioInputs:
-    """Inputs from files of the browser.
+    """Inputs from files of the browser, by name: image, unary, and truth if it is known.
 
-    Args:
-        files: By name: image, unary (probabilities, logits or labels), and truth if it is known.
-        what: What the unary is.
-        folder: Where files may be written while they are read.
-        max_bytes: Maximum size of an upload.
+    Files may be written to ``folder`` while they are read.
     """
     for upload in files.values():
         check_upload(upload, max_bytes)
@@ -243,20 +219,12 @@ COLORS = ((160, 185, 205), (135, 130, 140), (125, 145, 85), (170, 120, 100), (78
 def demo_inputs(seed: int = 0) -> StudioInputs:
     """A landscape of five labels, and a classifier's probabilities, coarse and partly wrong.
 
-    Args:
-        seed: Random seed of the texture and of the classifier's mistakes.
-
     Example:
         >>> scene = demo_inputs()
         >>> scene.image.shape, scene.unary.shape, int(scene.truth.max())
         ((375, 500, 3), (375, 500, 5), 4)
     """
     rng = np.random.default_rng(seed)
-    truth = _draw_truth()
-    return StudioInputs(_paint(truth, rng), _classify(truth, rng), truth=truth, names=NAMES)
-
-
-def _draw_truth() -> NDArray[np.uint8]:
     height, width = SHAPE
     y, x = np.mgrid[:height, :width]
     truth = np.zeros(SHAPE, dtype=np.uint8)
@@ -271,19 +239,14 @@ def _draw_truth() -> NDArray[np.uint8]:
         crown = (x - left) ** 2 + (1.25 * (y - top)) ** 2 < size**2
         trunk = (np.abs(x - left) < 5) & (y > top) & (y < top + 1.6 * size)
         truth[crown | trunk] = 4
-    return truth
-
-
-def _paint(truth: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
-    height, width = SHAPE
-    y, x = np.mgrid[:height, :width]
     image = np.array(COLORS, dtype=np.float64)[truth]
     image += 28 * (0.5 - y / height)[..., None] + 14 * (x / width - 0.5)[..., None]
     texture = gaussian_filter(rng.normal(size=SHAPE), 2.5)
     strength = np.array([5.0, 13.0, 12.0, 9.0, 16.0])[truth]
     image += (strength * texture / texture.std())[..., None]
     image += rng.normal(scale=8.0, size=image.shape)
-    return np.asarray(image.round().clip(0, 255), dtype=np.uint8)
+    pixels = np.asarray(image.round().clip(0, 255), dtype=np.uint8)
+    return StudioInputs(pixels, _classify(truth, rng), truth=truth, names=NAMES)
 
 
 def _classify(truth: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.float32]:
@@ -312,13 +275,7 @@ MAX_POINTS = 5000
 
 @dataclass(frozen=True)
 class Stroke:
-    """One stroke.
-
-    Attributes:
-        label: The label that its pixels get, or `ERASER`.
-        points: x and y as shares of the width and the height.  # (n, 2)
-        radius: Of the brush, in pixels.
-    """
+    """One stroke: a label (or `ERASER`), points as shares of width and height, a radius in px."""
 
     label: int
     points: Points
@@ -330,10 +287,7 @@ def draw(
 ) -> NDArray[np.int64] | None:
     """A map of labels, `NO_STROKE` where there is none; None if nothing is drawn.
 
-    Args:
-        strokes: In the order in which they were drawn: later ones cover earlier ones.
-        shape: Height and width.
-        base: Labels that were known before.
+    Later strokes cover earlier ones, and these the ``base``.
 
     Example:
         >>> print(draw([Stroke(1, [(0.1, 0.5), (0.9, 0.5)], 0.5)], (3, 5)))
@@ -346,21 +300,17 @@ def draw(
         out[:] = base
         out[out < 0] = NO_STROKE
     for stroke in strokes:
-        label = NO_STROKE if stroke.label == ERASER else stroke.label
-        for y, x in _covered(stroke, shape):
-            out[y, x] = label
+        _cover(out, stroke)
     return out if (out != NO_STROKE).any() else None
 
 
-def _covered(
-    stroke: Stroke, shape: tuple[int, int]
-) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Pixels within the radius of the line through the points, and those of the points."""
-    height, width = shape
+def _cover(out: NDArray[np.int64], stroke: Stroke) -> None:
+    """Label pixels within the radius of the line through the points, and those of the points."""
+    height, width = out.shape
+    label = NO_STROKE if stroke.label == ERASER else stroke.label
     points = np.asarray(stroke.points[:MAX_POINTS], dtype=np.float64).reshape(-1, 2)
     points = points[np.isfinite(points).all(axis=1)]
     points = np.clip(points, 0.0, 1.0) * (width, height) - 0.5
-    found = []
     if len(points) == 1:
         points = np.repeat(points, 2, axis=0)
     for start, end in pairwise(points):
@@ -376,8 +326,7 @@ def _covered(
         near = apart <= stroke.radius**2
         for point in (start, end):  # a thin brush may pass between the centers of pixels
             near |= (x == round(point[0])) & (y == round(point[1]))
-        found.append((y[near], x[near]))
-    return found
+        out[y[near], x[near]] = label
 
 
 def as_runs(scribbles: NDArray[np.int64]) -> dict[int, tuple[int, ...]]:

@@ -73,7 +73,10 @@ class Page:
             self._panels()
             with ui.element("div").classes("pf-lower"):
                 self._brush_card()
-                self._curve_card()
+                with ui.element("section").classes("pf-card").props('aria-label="Free energy"'):
+                    ui.html('<h2 class="pf-title">Free energy F per iteration</h2>', sanitize=False)
+                    self.curve = ui.html(curve_svg([], [], 1), sanitize=False)
+                    self.numbers = ui.label().classes("pf-hint")
         self.opening = OpenDialog(self)
         self.timer = ui.timer(LIVE_SECONDS, self._tick)
         self.client.on_delete(self.close)
@@ -180,12 +183,6 @@ class Page:
                 ui.button("Undo", on_click=lambda: self._keep_strokes(-1)).props("flat dense")
                 ui.button("Clear", on_click=lambda: self._keep_strokes(0)).props("flat dense")
             self.hint = ui.html(sanitize=False)
-
-    def _curve_card(self) -> None:
-        with ui.element("section").classes("pf-card").props('aria-label="Free energy"'):
-            ui.html('<h2 class="pf-title">Free energy F per iteration</h2>', sanitize=False)
-            self.curve = ui.html(curve_svg([], [], 1), sanitize=False)
-            self.numbers = ui.label().classes("pf-hint")
 
     # ---- inputs ----
 
@@ -306,17 +303,15 @@ class Page:
         pairs = [p for p in points if isinstance(p, list) and len(p) == 2]
         if pairs and all(isinstance(x, int | float) for p in pairs for x in p):
             self.session.strokes.append(Stroke(self.brush, pairs, self.radius))
-            self._strokes_changed()
+            self._show_strokes()
+            self._request()
 
     def _keep_strokes(self, count: int) -> None:
         """Take back all strokes but the first ones."""
         if self.session.strokes:
             del self.session.strokes[count:]
-            self._strokes_changed()
-
-    def _strokes_changed(self) -> None:
-        self._show_strokes()
-        self._request()
+            self._show_strokes()
+            self._request()
 
     def _show_strokes(self) -> None:
         drawn = self.session.scribbles
@@ -345,12 +340,7 @@ class Page:
         background_tasks.create(start())
 
     def show(self, outcome: StudioOutcome, version: int) -> None:
-        """Show what a job gave.
-
-        Args:
-            outcome: Labels, F, mean IoU.
-            version: Number of the request.
-        """
+        """Show what a job gave; ``version`` is the number of the request."""
         session, step = self.session, outcome.job.step
         n_labels, before = session.n_labels, session.labels[::step, ::step]
         self._overlay("result", label_png(outcome.labels, n_labels))

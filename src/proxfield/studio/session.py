@@ -44,51 +44,35 @@ FILTER_SECONDS, UPDATE_SECONDS = 6e-7, 1.2e-8
 
 @dataclass(frozen=True)
 class StudioJob:
-    """What to compute: a copy of a session's state, so that the page may change that meanwhile.
-
-    Attributes:
-        settings: All settings of a dense CRF.
-        rule: The name of a rule.
-        scribbles: Labels of known pixels, 255 elsewhere; None without.  # (height, width)
-        step: Stride: every k-th pixel along each axis.
-    """
+    """What to compute: a copy of a session's state, so that the page may change that meanwhile."""
 
     settings: DenseSettings
     rule: str
     scribbles: NDArray[np.int64] | None = None
+    """Labels of known pixels, 255 elsewhere.  # (height, width)"""
     step: int = 1
+    """Stride: every k-th pixel along each axis."""
 
 
 @dataclass(frozen=True)
 class StudioOutcome:
-    """What a job gives.
-
-    Attributes:
-        job: The job.
-        labels: The most probable labels; ignored pixels have their value.  # (height, width)
-        free_energy: F after each update, the start first.
-        iterations: Updates made.
-        seconds: Wall time.
-        changed: Share of the pixels whose label differs from the classifier's.
-        iou: Mean IoU with the truth; None without one.
-    """
+    """What a job gives, in so many seconds and iterations."""
 
     job: StudioJob
     labels: NDArray[np.int64]
+    """The most probable labels; ignored pixels have their value.  # (height, width)"""
     free_energy: NDArray[np.float64]
+    """F after each update, the start first."""
     iterations: int
     seconds: float
     changed: float
+    """Share of the pixels whose label differs from the classifier's."""
     iou: float | None
+    """Mean IoU with the truth, if there is one."""
 
 
 class StudioSession:
     """Inputs, settings and scribbles of one tab.
-
-    Args:
-        inputs: An image and what is known about its pixels.
-        preset: The name of a preset or settings to begin with.
-        rule: The name of a rule.
 
     Raises:
         InputError: If the inputs don't fit together or the image isn't flat.
@@ -187,17 +171,15 @@ class StudioSession:
 
     def steps(self, job: StudioJob) -> tuple[int, ...]:
         """The stages of a job: one for all pixels, before it a preview if that takes long."""
+        settings = job.settings
         for step in PREVIEW_STEPS:
-            if self._expected(job, step) <= PREVIEW_SECONDS:
+            pixels = self.labels[::step, ::step].size
+            missing = sum(self._kept(settings, step, kind) is None for kind in _used(settings))
+            updates = pixels * self.n_labels * max(1, settings.max_iters)
+            seconds = missing * pixels * self._build_pace + updates * self._update_pace
+            if seconds <= PREVIEW_SECONDS:
                 break
         return (1,) if step == 1 else (step, 1)
-
-    def _expected(self, job: StudioJob, step: int) -> float:
-        """Seconds that a job is expected to take."""
-        pixels = self.labels[::step, ::step].size
-        missing = sum(self._kept(job.settings, step, kind) is None for kind in _used(job.settings))
-        updates = pixels * self.n_labels * max(1, job.settings.max_iters)
-        return float(missing * pixels * self._build_pace + updates * self._update_pace)
 
     def compute(
         self,
@@ -205,16 +187,7 @@ class StudioSession:
         stop: Callable[[], bool] = lambda: False,
         progress: Callable[[int, float], object] | None = None,
     ) -> StudioOutcome | None:
-        """Do a job; it may run in any thread.
-
-        Args:
-            job: What to do.
-            stop: Asked now and then; True gives the job up.
-            progress: Called now and then with the iteration and F.
-
-        Returns:
-            The outcome; None if it was given up.
-        """
+        """Do a job, in any thread; None if it was given up as ``stop`` asked."""
 
         def look(seen: Progress) -> bool:
             if stop():
@@ -227,7 +200,13 @@ class StudioSession:
             if stop():
                 return None
             begun = time.perf_counter()
-            crf = self._field(job)
+            energies = _thinned(self.energies, job.step)
+            known = None if job.scribbles is None else _thinned(job.scribbles, job.step)
+            crf = DenseCRF(
+                None, energies=energies, labels_axis=-1, scribbles=known, spatial_weight=0.0
+            )
+            for kind in _used(job.settings):  # filters that are there already are kept
+                crf.add(self._term(job, kind).reweighted(job.settings.weight(kind)))
             built = time.perf_counter()
             result = crf.infer(job.rule, max_iters=job.settings.max_iters, tol=None, callback=look)
             ended = time.perf_counter()
@@ -247,17 +226,6 @@ class StudioSession:
             float((labels != before).mean()),
             self._iou(labels, job.step),
         )
-
-    def _field(self, job: StudioJob) -> DenseCRF:
-        """The field of a job, with filters that are there already where they fit."""
-        energies = _thinned(self.energies, job.step)
-        scribbles = None if job.scribbles is None else _thinned(job.scribbles, job.step)
-        crf = DenseCRF(
-            None, energies=energies, labels_axis=-1, scribbles=scribbles, spatial_weight=0.0
-        )
-        for kind in _used(job.settings):
-            crf.add(self._term(job, kind).reweighted(job.settings.weight(kind)))
-        return crf
 
     def _term(self, job: StudioJob, kind: str) -> Gaussian:
         """A Gaussian term of weight 1, whose filter serves all weights."""
@@ -323,13 +291,8 @@ class Worker:
     """Runs a session's jobs one after another.
 
     While settings change, each preview is finished and shown, so that the page follows; a
-    computation at full resolution is given up as soon as there are newer settings.
-
-    Args:
-        session: The session.
-        show: Called with each outcome and the number of its request, in the event loop.
-        progress: Called with the iteration and F at full resolution, in the thread that computes.
-        fail: Called with an exception, in the event loop.
+    computation at full resolution is given up as soon as there are newer settings. ``progress`` is
+    called in the thread that computes, ``show`` and ``fail`` in the event loop.
     """
 
     def __init__(

@@ -23,15 +23,7 @@ log = logging.getLogger("proxfield")
 
 @dataclass(frozen=True)
 class Control:
-    """A slider for one setting.
-
-    Attributes:
-        name: The setting.
-        text: What it is called.
-        low: The smallest value.
-        high: The largest one; more if the setting has more.
-        step: Between two values.
-    """
+    """A slider for one setting; it has more values if the setting has."""
 
     name: str
     text: str
@@ -116,16 +108,14 @@ class OpenDialog:
         async def take(event: Any) -> None:
             self.given[name] = Upload(event.file.name, await event.file.read())
 
-        def reject() -> None:
-            self.page.notify(f"{label}: expected one file of at most {limit} bytes (--max-upload)")
-
+        why = f"{label}: expected one file of at most {limit} bytes (--max-upload)"
         upload = ui.upload(
             label=label,
             auto_upload=True,
             max_files=1,
             max_file_size=limit,
             on_upload=take,
-            on_rejected=reject,
+            on_rejected=lambda: self.page.notify(why),
         )
         return upload.props(f"flat bordered data-upload={name}")
 

@@ -80,10 +80,6 @@ _SPARE = (
 def rule_style(name: str, place: int = 0) -> RuleStyle:
     """The style of a rule; rules without one get spare colors by their position.
 
-    Args:
-        name: The rule's name.
-        place: Its place among the curves of a picture.
-
     Example:
         >>> rule_style("fixed").color, rule_style("mine", 1).dark
         ('#0072B2', '#84D696')
@@ -124,21 +120,13 @@ class Spread:
 
 @dataclass(frozen=True)
 class Line:
-    """The curve of one method.
-
-    Attributes:
-        name: The method.
-        x: Horizontal positions.  # (m,)
-        y: Heights.  # (m,)
-        values: What a reader is told at each point, in the order of `Chart.fields`.  # (k, m)
-        bars: Values with their spread.
-        dots: Whether each point is marked.
-    """
+    """The curve of one method: positions and heights, and maybe marks at each point."""
 
     name: str
     x: Values
     y: Values
     values: tuple[Values, ...] = ()
+    """What a reader is told at each point, in the order of `Chart.fields`.  # (k, m)"""
     bars: tuple[Spread, ...] = ()
     dots: bool = False
 
@@ -205,15 +193,9 @@ def chart_figure(
     share: bool = True,
     names: str = "ends",
 ) -> Figure:
-    """Charts side by side.
+    """Charts side by side, each of a size in inches, maybe with one vertical axis.
 
-    Args:
-        charts: The charts.
-        title: Above all of them.
-        size: Width and height of each, in inches.
-        share: Whether they share the vertical axis.
-        names: Where methods are named: at the "ends" of the last chart's curves, or in a
-            "legend" to the right.
+    Methods are named at the "ends" of the last chart's curves, or in a "legend" to the right.
 
     Raises:
         MissingDependencyError: If matplotlib isn't installed.
@@ -306,12 +288,22 @@ def set_height(axes: Axes, charts: Iterable[Chart]) -> None:
     if limits is not None:
         axes.set_ylim(*limits)
         return
-    found = gap_scale(charts)
-    if found is not None:
-        linear, top = found
-        axes.set_yscale("symlog", linthresh=linear, linscale=0.8)
-        axes.set_yticks([0.0, *decades(linear, top)])  # others may fall between 0 and the first
-        axes.set_ylim(-0.06 * linear, 1.5 * top)
+    lines = [line for chart in charts for line in chart.lines if len(line.y)]
+    bars = [bar for line in lines for bar in line.bars]
+    every = [*(float(line.y.max()) for line in lines), *(bar.high for bar in bars)]
+    top = max(every, default=0.0)
+    if not np.isfinite(top) or top <= 0:
+        return
+    # linear below a height that tells the last values of different methods apart; the winner's
+    # own wobble near 0 is no reason for more decades
+    others = [line for line in lines if float(line.y.min()) > 0 and not line.dots]
+    lasts = [float(line.y[-1]) for line in others]
+    lasts += [float(y) for line in lines if line.dots for y in line.y]  # each is a result
+    finals = [f for f in lasts if LINEAR_SHARE * top < f < np.inf]
+    linear = float(10.0 ** np.floor(np.log10(min(finals, default=LINEAR_SHARE * top))))
+    axes.set_yscale("symlog", linthresh=linear, linscale=0.8)
+    axes.set_yticks([0.0, *decades(linear, top)])  # others may fall between 0 and the first
+    axes.set_ylim(-0.06 * linear, 1.5 * top)
 
 
 def decades(first: float, top: float) -> list[float]:
@@ -326,32 +318,10 @@ def decades(first: float, top: float) -> list[float]:
     return [float(f"{first * 10.0**k:.0e}") for k in range(0, count, every)]
 
 
-def gap_scale(charts: Iterable[Chart]) -> tuple[float, float] | None:
-    """Below which height an axis of gaps is linear, and the largest height.
-
-    It is fine enough to tell the last values of different methods apart; None if all heights are 0.
-    """
-    lines = [line for chart in charts for line in chart.lines if len(line.y)]
-    bars = [bar for line in lines for bar in line.bars]
-    every = [*(float(line.y.max()) for line in lines), *(bar.high for bar in bars)]
-    top = max(every, default=0.0)
-    if not np.isfinite(top) or top <= 0:
-        return None
-    # the winner's own wobble near 0 is no reason for more decades
-    others = [line for line in lines if float(line.y.min()) > 0 and not line.dots]
-    lasts = [float(line.y[-1]) for line in others]
-    lasts += [float(y) for line in lines if line.dots for y in line.y]  # each is a result
-    finals = [f for f in lasts if LINEAR_SHARE * top < f < np.inf]
-    finest = min(finals) if finals else LINEAR_SHARE * top
-    return float(10.0 ** np.floor(np.log10(finest))), top
-
-
 def label_ends(axes: Axes, ends: list[tuple[str, float, str]]) -> None:
     """Names at the right border, level with the ends of their curves, none on top of another.
 
-    Args:
-        axes: The axes, with their final limits.
-        ends: Name, height and color of each curve's end.
+    The ends are name, height and color; the axes have their final limits.
     """
     to_share = axes.transData.transform
     share = axes.transAxes.inverted().transform

@@ -22,7 +22,9 @@ MAX_LABELS = 6
 
 def field_html(field: Field) -> str:
     """A field's sizes, names and terms."""
-    rows = [("variables", f"{field.n_vars:,}"), ("labels", _counts(field))]
+    sizes = np.unique(field.cardinalities).tolist()
+    labels = " to ".join(str(n) for n in dict.fromkeys((*sizes[:1], *sizes[-1:])))
+    rows = [("variables", f"{field.n_vars:,}"), ("labels", labels or "none")]
     if field.names:
         rows.append(("names", listed(field.names)))
     if field.label_names and field.layout.names and field.layout.names.shared:
@@ -64,14 +66,6 @@ def result_html(result: Result) -> str:
     if field.n_vars > MAX_ROWS:
         rows.append(("", f"… and of {field.n_vars - MAX_ROWS:,} more variables"))
     return _table(type(result).__name__, rows)
-
-
-def _counts(field: Field) -> str:
-    """How many labels variables have."""
-    if field.n_vars == 0:
-        return "none"
-    low, high = int(field.cardinalities.min()), int(field.cardinalities.max())
-    return f"{low}" if low == high else f"{low} to {high}"
 
 
 def _table(title: str, rows: Iterable[tuple[str, str]]) -> str:

@@ -69,9 +69,7 @@ PAGE_COLORS = {INK: "--ink", SOFT: "--soft", GRID: "--line", "#000000": "--ink"}
 def page_chart(name: str, chart: Chart) -> tuple[str, Record]:
     """A chart for a page: its SVG, and what its script needs to tell values at points.
 
-    Args:
-        name: An id that no other chart of the page has.
-        chart: The chart.
+    No other chart of the page may have its name.
 
     Raises:
         MissingDependencyError: If matplotlib isn't installed.
@@ -124,27 +122,22 @@ def clean_svg(text: str) -> str:
     used = set(re.findall(r'(?:href="|url\()#([^")]+)', text))
     text = re.sub(r' id="([^"]+)"', lambda m: m.group(0) if m.group(1) in used else "", text)
     text = text.replace("xlink:href", "href")
-    text = re.sub(r' style="[^"]*"', lambda m: _style(m.group(0)), text)
-    text = re.sub(r' d="[^"]{400,}"', lambda m: _rounded(m.group(0)), text)
+
+    def style(found: re.Match[str]) -> str:  # with the page's font and colors
+        own = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", found[0])
+        return re.sub(r"#[0-9a-f]{6}\b", variable, re.sub(r"; font-family: [^;\"]*", "", own))
+
+    def variable(found: re.Match[str]) -> str:
+        color = found[0]
+        name = next((v for c, v in PAGE_COLORS.items() if c.lower() == color), f"--c-{color[1:]}")
+        return f"var({name}, {color})"
+
+    def rounded(path: re.Match[str]) -> str:
+        return re.sub(r"(\d\.\d)\d+", r"\1", path[0]).replace("\n", "")
+
+    text = re.sub(r' style="[^"]*"', style, text)
+    text = re.sub(r' d="[^"]{400,}"', rounded, text)
     return re.sub(r"\s*\n\s*", "\n", text).strip()
-
-
-def _style(text: str) -> str:
-    """A style attribute with the page's font and colors."""
-    text = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", text)
-    text = re.sub(r"; font-family: [^;\"]*", "", text)
-    return re.sub(r"#[0-9a-f]{6}\b", _variable, text)
-
-
-def _variable(match: re.Match[str]) -> str:
-    """A color as a variable of the page."""
-    color = match.group(0)
-    name = next((v for c, v in PAGE_COLORS.items() if c.lower() == color), f"--c-{color[1:]}")
-    return f"var({name}, {color})"
-
-
-def _rounded(path: str) -> str:
-    return re.sub(r"(\d\.\d)\d+", r"\1", path).replace("\n", "")
 
 
 def dark_colors() -> dict[str, str]:

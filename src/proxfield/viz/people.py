@@ -6,7 +6,6 @@ Figures need matplotlib (``pip install "proxfield[plot]"``), drawings over image
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -42,17 +41,15 @@ MAX_CELLS = 400
 Picture = NDArray[np.uint8]
 
 
-def probability_colors(
-    p: ArrayLike, colors: Sequence[tuple[float, str]] = TINTS
-) -> NDArray[np.uint8]:
+def probability_colors(p: ArrayLike) -> NDArray[np.uint8]:
     """A color for each probability.  # (n,) -> (n, 3)
 
     Example:
         >>> probability_colors([0.0, 1.0]).tolist()
         [[86, 180, 233], [213, 94, 0]]
     """
-    at = [where for where, _ in colors]
-    rgb = np.array([[int(c[i : i + 2], 16) for i in (1, 3, 5)] for _, c in colors], dtype=float)
+    at = [where for where, _ in TINTS]
+    rgb = np.array([[int(c[i : i + 2], 16) for i in (1, 3, 5)] for _, c in TINTS], dtype=float)
     values = np.clip(np.asarray(p, dtype=float).ravel(), 0.0, 1.0)
     channels = [np.interp(values, at, rgb[:, k]) for k in range(3)]
     return np.asarray(np.rint(np.stack(channels, axis=1)), dtype=np.uint8)
@@ -87,14 +84,14 @@ def ground_figure(
         InputError: If the scene's locations have no positions, or shapes don't match.
     """
     find_figure_class()
-    _, values = _placed(scene, q)
+    _placed(scene, q)
     needed = aspect(scene) * (width - 1.6) + 1.2
     tall = needed if max_height is None else min(needed, max_height)
     figure = new_figure(width, tall)
     axes = figure.subplots()
     if title:
         axes.set_title(title, loc="left", fontsize=12, fontweight="bold")
-    draw_ground(axes, scene, values, detections=detections, truth=truth)
+    draw_ground(axes, scene, q, detections=detections, truth=truth)
     return figure
 
 
@@ -124,7 +121,10 @@ def draw_ground(
     if scene.shape is not None and min(scene.shape) > 1:
         rows, columns = scene.shape
         dx, dy = (x[-1] - x[0]) / (columns - 1), (y[-1] - y[0]) / (rows - 1)
-        cells, block = _pooled(values.reshape(scene.shape), MAX_CELLS)
+        block = -(-max(scene.shape) // MAX_CELLS)  # the side of squares of which the maximum shows
+        more = ((0, -rows % block), (0, -columns % block))
+        grid = np.pad(values.reshape(rows, columns), more, mode="edge")
+        cells = grid.reshape(-(-rows // block), block, -1, block).max(axis=(1, 3))
         left, bottom = x[0] - dx / 2, y[0] - dy / 2
         down, across = cells.shape
         around = (left, left + across * block * dx, bottom, bottom + down * block * dy)
@@ -141,7 +141,10 @@ def draw_ground(
         ("detections", detections, {**ring, "linewidths": 1.3}),
     ):
         if points is not None:
-            at = _positions(points, what)
+            at = np.asarray(points, dtype=np.float64)
+            at = at if at.size else at.reshape(0, 2)
+            if at.ndim != 2 or at.shape[1] != 2:
+                raise InputError(f"{what} of shape {at.shape}, expected x and y for each")
             axes.scatter(at[:, 0], at[:, 1], label=f"{what}, {len(at)}", zorder=3, **look)
     axes.set_xlabel("x in meters")
     axes.set_ylabel("y in meters")
@@ -196,7 +199,15 @@ def draw_people(
     some = some[(values[some] >= threshold) & silhouettes.visible[some]]
     some = some[np.argsort(values[some], kind="stable")]  # the most probable on top
     scale = np.array([width / silhouettes.width, height / silhouettes.height] * 2)
-    boxes = np.rint(_outlines(silhouettes, some) * scale).astype(np.int64)
+    outlines = np.zeros((len(some), 4))  # left, top, right, bottom
+    if isinstance(silhouettes, Boxes):
+        outlines[:] = silhouettes.boxes[some]
+    else:
+        assert isinstance(silhouettes, Runs)
+        for k, i in enumerate(some):
+            row, first, end = silhouettes.runs[silhouettes.starts[i] : silhouettes.starts[i + 1]].T
+            outlines[k] = first.min(), row.min(), end.max(), row.max() + 1
+    boxes = np.rint(outlines * scale).astype(np.int64)
     picture = Image.fromarray(pixels)
     draw = ImageDraw.Draw(picture)
     line = max(1, round(height / 360))
@@ -231,27 +242,6 @@ def _probabilities(q: ArrayLike, n: int) -> NDArray[np.float64]:
     return values
 
 
-def _positions(points: ArrayLike, what: str) -> NDArray[np.float64]:
-    at = np.asarray(points, dtype=np.float64)
-    if at.size == 0:
-        return np.zeros((0, 2))
-    if at.ndim != 2 or at.shape[1] != 2:
-        raise InputError(f"{what} of shape {at.shape}, expected x and y for each")
-    return at
-
-
-def _outlines(silhouettes: Silhouettes, locations: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Rectangles around some locations' silhouettes.  # (m, 4)"""
-    if isinstance(silhouettes, Boxes):
-        return silhouettes.boxes[locations].astype(float)
-    assert isinstance(silhouettes, Runs)
-    out = np.zeros((len(locations), 4))
-    for k, i in enumerate(locations):
-        row, first, end = silhouettes.runs[silhouettes.starts[i] : silhouettes.starts[i + 1]].T
-        out[k] = first.min(), row.min(), end.max(), row.max() + 1
-    return out
-
-
 def to_rgb(image: ArrayLike) -> Picture:
     """An image or a mask as 8-bit RGB: shares of 1 and booleans become gray."""
     pixels = np.asarray(image)
@@ -260,11 +250,3 @@ def to_rgb(image: ArrayLike) -> Picture:
     if pixels.ndim == 2 and pixels.dtype != np.uint8:
         pixels = np.rint(255 * np.clip(pixels.astype(float), 0, 1)).astype(np.uint8)
     return displayable(pixels, pixels.shape[:2]).astype(np.uint8)
-
-
-def _pooled(grid: NDArray[np.float64], most: int) -> tuple[NDArray[np.float64], int]:
-    """The maxima of square blocks, so that cells of a fine grid still show; a block's side."""
-    block = -(-max(grid.shape) // most)
-    padded = np.pad(grid, [(0, -n % block) for n in grid.shape], mode="edge")
-    rows, columns = padded.shape[0] // block, padded.shape[1] // block
-    return padded.reshape(rows, block, columns, block).max(axis=(1, 3)), block

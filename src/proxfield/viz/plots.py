@@ -30,7 +30,6 @@ from proxfield.viz.charts import (
 )
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from proxfield.result import Result, Trace
@@ -90,15 +89,13 @@ def convergence_charts(
 ) -> list[Chart]:
     """F against iterations and against seconds.
 
-    Args:
-        traces: Traces by the name to show.
-        timed: By name: seconds, F, and the lowest and highest F of repeated runs that weren't
-            traced. They are drawn beside the curve against seconds.
+    Beside the curve against seconds are ``timed`` runs that weren't traced: seconds, F, and the
+    lowest and highest F of repetitions.
     """
     timed = timed or {}
-    lows = [_lowest(trace) for trace in traces.values()]
+    lows = [f[np.isfinite(f)].min(initial=np.inf) for f in (t.free_energy for t in traces.values())]
     lows += [low for runs in timed.values() for *_, low, _ in runs]
-    lowest = min(lows, default=np.inf)
+    lowest = float(min(lows, default=np.inf))
     bottom = f"lowest F seen: {show_energy(lowest)}" if np.isfinite(lowest) else None
     lines: dict[str, list[Line]] = {"iterations": [], "seconds": []}
     for name, trace in traces.items():
@@ -149,12 +146,6 @@ def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
     atomic_write(path, figure_bytes(figure, kind, dpi=DPI))
 
 
-def _lowest(trace: Trace) -> float:
-    """The lowest F of a trace; +inf if none is finite."""
-    f = trace.free_energy
-    return float(f[np.isfinite(f)].min(initial=np.inf))
-
-
 def _rows(trace: Trace) -> NDArray[np.int64]:
     """The states to draw.
 
@@ -176,13 +167,7 @@ def _rows(trace: Trace) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class RuleCurve:
-    """How a rule got on.
-
-    Args:
-        passes: Number of gradients so far.  # (m,)
-        free_energy: F after as many.  # (m,)
-        moda: MODA after as many; NaN where it wasn't measured.  # (m,)
-    """
+    """F and MODA (NaN where it wasn't measured) of a rule after so many gradients.  # (m,) each"""
 
     passes: ArrayLike
     free_energy: ArrayLike
@@ -240,18 +225,11 @@ def quality_figure(curves: Mapping[str, RuleCurve], title: str | None = None) ->
                 shown_at = float(max(0.0, y[keep][-1]))
         ends.append((name, shown_at, look["color"]))
     right.set_ylim(-0.03, 1.03)  # far below 0 a rule is useless all the same
-    _focus(left, finite)
+    everything = np.concatenate(finite)
+    if everything.size:  # limits of F that show the rules that work, whatever the others do
+        low = float(everything.min())
+        usual = float(np.quantile(everything, 0.9)) - low
+        top = min(float(everything.max()), low + 1.3 * max(usual, 1e-9))
+        left.set_ylim(low - 0.04 * (top - low), top + 0.02 * (top - low))
     label_ends(right, ends)
     return figure
-
-
-def _focus(axes: Axes, values: list[NDArray[np.float64]]) -> None:
-    """Limits of F that show the rules that work, whatever the others do."""
-    lasts = np.array([y[-1] for y in values if y.size])
-    if not lasts.size:
-        return
-    everything = np.concatenate(values)
-    low = float(everything.min())
-    usual = float(np.quantile(everything, 0.9)) - low
-    top = min(float(everything.max()), low + 1.3 * max(usual, 1e-9))
-    axes.set_ylim(low - 0.04 * (top - low), top + 0.02 * (top - low))

@@ -69,7 +69,11 @@ def segmentation_figure(
         )
     if len(field.pixels) < 2:
         raise InputError(f"pixels {field.pixels}, expected two axes or more to draw")
-    shown = seen_image(field) if image is None else np.asarray(to_host(image))
+    shown = None if image is None else np.asarray(to_host(image))
+    if image is None:  # as the field's bilateral term has it: (*pixels, channels)
+        points = [term.points for term in field.terms if isinstance(term, Gaussian)]
+        seen = (p.channels for p in points if isinstance(p, PixelPoints))
+        shown = next((channels for channels in seen if channels is not None), None)
     panels = _panels(result, shown, field)
     rows, columns = panels[0][1].shape[:2]
     wide, high = (PANEL * side / max(rows, columns) for side in (columns, rows))
@@ -100,13 +104,6 @@ def segmentation_figure(
     return figure
 
 
-def seen_image(field: DenseCRF) -> Pixels | None:
-    """The image as the field's bilateral term has it; None without.  # (*pixels, channels)"""
-    points = [term.points for term in field.terms if isinstance(term, Gaussian)]
-    found = [p.channels for p in points if isinstance(p, PixelPoints) and p.channels is not None]
-    return found[0] if found else None
-
-
 def _panels(
     result: DenseResult, image: Pixels | None, field: DenseCRF
 ) -> list[tuple[str, NDArray[np.uint8]]]:
@@ -118,7 +115,13 @@ def _panels(
         np.maximum(np.asarray(to_host(x))[middle], 0) for x in (field.input_labels, result.labels)
     )
     changed = result.changed[middle]
-    picture = None if image is None else _slice(image, field.pixels, middle)
+    picture = None
+    if image is not None:  # the slice, with its channels last
+        if image.shape[:n] != field.pixels and image.shape[1:] == field.pixels:
+            image = np.moveaxis(image, 0, -1)
+        if image.shape[:n] != field.pixels or image.ndim > n + 1:
+            raise InputError(f"an image of shape {image.shape}, expected pixels {field.pixels}")
+        picture = np.asarray(image[middle])
     panels: list[tuple[str, NDArray[np.uint8]]] = []
     if picture is not None:
         base = displayable(picture, before.shape)
@@ -134,15 +137,6 @@ def _panels(
     count = share_of(int(result.changed.sum()), result.changed.size)
     panels.append((f"changed: {count}", dim.round().astype(np.uint8)))
     return panels
-
-
-def _slice(image: Pixels, pixels: tuple[int, ...], middle: tuple[int, ...]) -> Pixels:
-    """A flat picture of an image, with its channels last."""
-    if image.shape[: len(pixels)] != pixels and image.shape[1:] == pixels:
-        image = np.moveaxis(image, 0, -1)
-    if image.shape[: len(pixels)] != pixels or image.ndim > len(pixels) + 1:
-        raise InputError(f"an image of shape {image.shape}, expected pixels {pixels}")
-    return np.asarray(image[middle])
 
 
 def _entries(result: DenseResult, names: Sequence[str] | None) -> list[Any]:

@@ -10,7 +10,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from proxfield.core.common.arrays import Doubles
 from proxfield.errors import InputError
@@ -145,11 +145,16 @@ def inpainting_sheet(
     count = q.shape[2]
     colors = label_colors(count, BLACK_ON_WHITE if palette is None and count == 2 else palette)
     found = np.where(hidden, q.argmax(axis=2), labels)
-    seen = colors[np.where(hidden, 0, labels)]
+    seen, unsure = colors[np.where(hidden, 0, labels)], uncertainty(q)[..., None]
     pictures = {
         "before": np.where(hidden[..., None], HOLE, seen),
         "after": colors[found],
-        "uncertainty": _draw_uncertainty(q, hidden, seen),
+        # hidden pixels from light (certain) to dark blue (all labels alike), others pale
+        "uncertainty": np.where(
+            hidden[..., None],
+            (1 - unsure) * CERTAIN + unsure * UNCERTAIN,
+            0.25 * seen + 0.75 * 255,
+        ),
     }
     if truth:
         wrong = hidden & (found != labels)
@@ -166,14 +171,6 @@ def inpainting_sheet(
         tiles.append(caption_picture(frame_picture(small.resize(size, pillow.NEAREST)), name))
     sheet = join_pictures(tiles, 0)
     return np.array(caption_picture(sheet, title) if title else sheet)
-
-
-def _draw_uncertainty(q: Doubles, hidden: NDArray[np.bool_], seen: Picture) -> Picture:
-    """Hidden pixels from light (certain) to dark blue (all labels alike), others pale."""
-    share = uncertainty(q)[..., None]
-    hue = (1 - share) * CERTAIN + share * UNCERTAIN
-    pale = 0.25 * seen + 0.75 * 255
-    return np.asarray(np.where(hidden[..., None], hue, pale), dtype=np.uint8)
 
 
 # ---- cameras and the ground ----
@@ -201,20 +198,9 @@ def contact_sheet(
 ) -> Picture:
     """All cameras of a frame with the people in them, and the ground from above.
 
-    Args:
-        scene: The scene; without positions of its locations there is no ground to draw.
-        images: A frame or a mask of each camera; None for one that is missing.
-        q: Probability that somebody is at each location.  # (n,)
-        detections: As in `ground_figure`.
-        locations: As in `draw_people`.
-        truth: As in `ground_figure`.
-        threshold: As in `draw_people`.
-        title: A title.
-        columns: Cameras per row; two, or three if there are more than four, by default.
-        width: Of each camera's picture, in pixels.
-
-    Returns:
-        RGB.  # (height, width, 3)
+    Of a scene without positions there is no ground; None is the image of a camera that is missing.
+    Options are as in `ground_figure` and `draw_people`; there are two cameras per row, or three if
+    there are more than four, by default. Each picture is so many pixels wide.
     """
     import_pillow()
     from PIL import Image, ImageDraw, ImageOps

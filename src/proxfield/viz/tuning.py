@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,6 @@ from proxfield.viz.page import definitions, paragraphs, scrolling, whole_page
 from proxfield.viz.plots import FORMATS, save_figure
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from proxfield.images.search import Scored, TuneResult
@@ -36,24 +36,39 @@ def value_of(found: Scored, name: str) -> float:
 
 
 def tuning_figure(result: TuneResult) -> Figure:
-    """The metric over each setting: one panel per setting, one point per trial.
+    """The metric over each setting: one panel per setting, one point per trial; 11 × 6 inches.
 
     Trials that differ from the best in this setting alone are joined by a line. The dashed line is
     the score without a CRF.
-
-    Args:
-        result: What `proxfield.tune` returned.
-
-    Returns:
-        A figure of six panels, 11 × 6 inches.
 
     Raises:
         MissingDependencyError: If matplotlib isn't installed.
     """
     figure = new_figure(11, 6)
     panels = figure.subplots(2, 3, sharey=True).ravel()
+    best = result.best
     for axes, (name, title) in zip(panels, PANELS.items(), strict=True):
-        _panel(axes, result, name)
+        values = [(value_of(found, name), found.score) for found in result.table]
+        others = [other for other in PANELS if other not in (name, "max_iters")]
+        alone = sorted(
+            (value_of(found, name), found.score)
+            for found in result.table
+            if all(value_of(found, other) == value_of(best, other) for other in others)
+        )
+        if any(x > 0 for x, _ in values):
+            axes.set_xscale("symlog", linthresh=min(x for x, _ in values if x > 0))
+        ticks = sorted({x for x, _ in alone})
+        axes.set_xticks(ticks, [f"{x:g}" for x in ticks], fontsize=8)
+        axes.minorticks_off()
+        axes.axhline(result.baseline, color="#333333", linestyle="--", linewidth=1)
+        axes.annotate(
+            "no CRF", (1.0, result.baseline), xycoords=("axes fraction", "data"), fontsize=8,
+            xytext=(0, 3), textcoords="offset points", ha="right", color="#333333",
+        )  # fmt: skip
+        axes.plot(*zip(*values, strict=True), "o", color=SOFT, markersize=4, alpha=0.7)
+        axes.plot(*zip(*alone, strict=True), "o-", color=INK, markersize=5, linewidth=1.4)
+        axes.plot([value_of(best, name)], [best.score], "o", color=MARK, markersize=7)
+        draw_grid(axes, "#E6E6E6", "y")
         axes.set_xlabel(title)
     for axes in panels[::3]:
         axes.set_ylabel(result.title)
@@ -65,37 +80,8 @@ def tuning_figure(result: TuneResult) -> Figure:
     return figure
 
 
-def _panel(axes: Axes, result: TuneResult, name: str) -> None:
-    best = result.best
-    values = [(value_of(found, name), found.score) for found in result.table]
-    others = [other for other in PANELS if other not in (name, "max_iters")]
-    alone = sorted(
-        (value_of(found, name), found.score)
-        for found in result.table
-        if all(value_of(found, other) == value_of(best, other) for other in others)
-    )
-    if any(x > 0 for x, _ in values):
-        axes.set_xscale("symlog", linthresh=min(x for x, _ in values if x > 0))
-    ticks = sorted({x for x, _ in alone})
-    axes.set_xticks(ticks, [f"{x:g}" for x in ticks], fontsize=8)
-    axes.minorticks_off()
-    axes.axhline(result.baseline, color="#333333", linestyle="--", linewidth=1)
-    axes.annotate(
-        "no CRF", (1.0, result.baseline), xycoords=("axes fraction", "data"), fontsize=8,
-        xytext=(0, 3), textcoords="offset points", ha="right", color="#333333",
-    )  # fmt: skip
-    axes.plot(*zip(*values, strict=True), "o", color=SOFT, markersize=4, alpha=0.7)
-    axes.plot(*zip(*alone, strict=True), "o-", color=INK, markersize=5, linewidth=1.4)
-    axes.plot([value_of(best, name)], [best.score], "o", color=MARK, markersize=7)
-    draw_grid(axes, "#E6E6E6", "y")
-
-
 def write_report(result: TuneResult, path: Target) -> None:
     """Write a page (.html: figure, settings, folds and table), or the figure (.png, .svg, .pdf).
-
-    Args:
-        result: What `proxfield.tune` returned.
-        path: Where to write; its ending says what.
 
     Raises:
         InputError: If the name has another ending or can't be written.
@@ -127,6 +113,13 @@ def page(result: TuneResult) -> str:
     ]
     if result.stopped:
         about.append(("ended early", result.stopped))
+    folds = [
+        (f"{k} ({len(fold.images)} images)", fold.chosen, (fold.score, fold.baseline))
+        for k, fold in enumerate(result.folds, 1)
+    ]
+    listed = [*((f.score, f) for f in result.table), (result.baseline, None)]
+    listed.sort(key=lambda item: -item[0])
+    ranked = [(str(k), found, (score,)) for k, (score, found) in enumerate(listed, 1)]
     body = [
         f"<header><h1>A dense CRF, tuned: {escape(result.title)}</h1>",
         paragraphs(f"{result.verdict[0].upper()}{result.verdict[1:]}."),
@@ -143,43 +136,29 @@ def page(result: TuneResult) -> str:
             "of the trials may be below the frame."
         ),
         "<h2>Folds</h2>",
-        scrolling(_folds(result), "Folds of the cross-validation"),
+        scrolling(
+            _table("fold", ("on the fold", "no CRF"), folds), "Folds of the cross-validation"
+        ),
         "<h2>All settings that were tried</h2>",
-        scrolling(_table(result), "Settings and their scores"),
+        scrolling(_table("rank", (result.title,), ranked), "Settings and their scores"),
         "</main>",
     ]
     return whole_page(f"Dense CRF: {result.title}", "\n".join(body))
 
 
-def _cells(found: Scored | None) -> str:
-    if found is None:
-        return f'<td colspan="{len(PANELS) + 1}">no CRF</td>'
-    values = "".join(f"<td>{value_of(found, name):g}</td>" for name in PANELS)
-    return f"{values}<td>{escape(found.settings.filter)}</td>"
-
-
-def _head(first: str, last: str) -> str:
-    names = "".join(f"<th>{escape(name.replace('_', ' '))}</th>" for name in PANELS)
-    return f'<thead><tr><th class="corner">{first}</th>{names}<th>filter</th>{last}</tr></thead>'
-
-
-def _folds(result: TuneResult) -> str:
-    rows = "".join(
-        f"<tr><th>{k} ({len(fold.images)} images)</th>{_cells(fold.chosen)}"
-        f"<td>{fold.score:.4f}</td><td>{fold.baseline:.4f}</td></tr>"
-        for k, fold in enumerate(result.folds, 1)
-    )
-    last = "<th>on the fold</th><th>no CRF</th>"
-    return f"<table>{_head('fold', last)}<tbody>{rows}</tbody></table>"
-
-
-def _table(result: TuneResult) -> str:
-    listed: list[tuple[float, Scored | None]] = [(f.score, f) for f in result.table]
-    listed.append((result.baseline, None))
-    listed.sort(key=lambda item: -item[0])
-    rows = "".join(
-        f"<tr><th>{k}</th>{_cells(found)}<td>{score:.4f}</td></tr>"
-        for k, (score, found) in enumerate(listed, 1)
-    )
-    last = f"<th>{escape(result.title)}</th>"
-    return f"<table>{_head('rank', last)}<tbody>{rows}</tbody></table>"
+def _table(
+    first: str, last: Sequence[str], rows: Iterable[tuple[str, Scored | None, Sequence[float]]]
+) -> str:
+    """A table of settings between what names a row and its scores."""
+    names = [name.replace("_", " ") for name in PANELS]
+    heads = "".join(f"<th>{escape(name)}</th>" for name in (*names, "filter", *last))
+    body = ""
+    for name, found, scores in rows:
+        cells = f'<td colspan="{len(PANELS) + 1}">no CRF</td>'
+        if found is not None:
+            cells = "".join(f"<td>{value_of(found, name):g}</td>" for name in PANELS)
+            cells += f"<td>{escape(found.settings.filter)}</td>"
+        cells += "".join(f"<td>{score:.4f}</td>" for score in scores)
+        body += f"<tr><th>{name}</th>{cells}</tr>"
+    head = f'<thead><tr><th class="corner">{first}</th>{heads}</tr></thead>'
+    return f"<table>{head}<tbody>{body}</tbody></table>"

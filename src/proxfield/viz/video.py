@@ -17,15 +17,9 @@ from proxfield.io.video import import_opencv
 
 
 def write_video(path: Target, pictures: Iterable[NDArray[np.uint8]], rate: float = 10.0) -> int:
-    """Write pictures as the frames of an MP4; never leaves a partial file.
+    """Write pictures, maybe made one by one, as an MP4, and count them; never a partial file.
 
-    Args:
-        path: A name ending in .mp4.
-        pictures: RGB, all of one size; may be made one by one.  # (height, width, 3) each
-        rate: Frames per second.
-
-    Returns:
-        The number of frames.
+    They are RGB and of one size, and shown at ``rate`` per second.  # (height, width, 3) each
 
     Raises:
         MissingDependencyError: If OpenCV isn't installed.
@@ -44,7 +38,12 @@ def write_video(path: Target, pictures: Iterable[NDArray[np.uint8]], rate: float
     writer, size, count = None, (0, 0), 0
     try:
         for picture in pictures:
-            frame = _even(picture)
+            if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
+                raise InputError(
+                    f"a picture of shape {picture.shape} and {picture.dtype}, expected 8-bit RGB"
+                )
+            odd = [(0, side % 2) for side in picture.shape[:2]]  # encoders want even numbers
+            frame = np.pad(picture, (*odd, (0, 0)), mode="edge")
             here = (frame.shape[1], frame.shape[0])
             if writer is None:
                 size = here
@@ -73,13 +72,3 @@ def write_video(path: Target, pictures: Iterable[NDArray[np.uint8]], rate: float
             writer.release()
         aside.unlink(missing_ok=True)
     return count
-
-
-def _even(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The same picture with an even number of rows and columns, as encoders want it."""
-    if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
-        raise InputError(
-            f"a picture of shape {picture.shape} and {picture.dtype}, expected 8-bit RGB"
-        )
-    rows, columns = picture.shape[0] % 2, picture.shape[1] % 2
-    return np.pad(picture, ((0, rows), (0, columns), (0, 0)), mode="edge")

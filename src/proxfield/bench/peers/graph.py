@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import logsumexp
 
 from proxfield.core.terms.base import Ints, offers
 from proxfield.errors import UnsupportedError
@@ -58,14 +59,7 @@ class FactorGraph:
         return [factor for factor in self.factors if len(factor[0]) > 1]
 
     def expand(self, marginals: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-        """Marginals of the field, flat, from those of the variables that are left.
-
-        Args:
-            marginals: One array per variable that is left.
-
-        Returns:
-            The field's, with all weight on observed labels.  # (layout.size,)
-        """
+        """Marginals of the field, flat, from those of variables left; observed labels have 1."""
         out = np.zeros(int(self.offsets[-1]))
         seen = np.flatnonzero(self.fixed >= 0)
         out[self.offsets[seen] + self.fixed[seen]] = 1.0
@@ -82,12 +76,6 @@ class FactorGraph:
 
 def factor_graph(field: Field) -> FactorGraph:
     """The tables of a field, with the evidence put in and tables of equal scope added up.
-
-    Args:
-        field: A field whose terms can be expressed as tables.
-
-    Returns:
-        Its factor graph.
 
     Raises:
         UnsupportedError: If a term has no tables.
@@ -131,23 +119,9 @@ def factor_graph(field: Field) -> FactorGraph:
 
 MAX_TABLE = 1 << 22
 """Maximum number of entries of a table."""
-
-
-@dataclass
-class _Bucket:
-    """A variable that is eliminated: the table it is summed out of, and what it sends on.
-
-    Attributes:
-        scope: The variable first, then those that its message is about.
-        table: Log weights over the scope: its own factors and the messages received.
-        message: Log weights over ``scope[1:]``.
-        parent: The bucket that the message goes to; -1 for none.
-    """
-
-    scope: tuple[int, ...]
-    table: Table
-    message: Table
-    parent: int
+Bucket = tuple[tuple[int, ...], Table, Table, int]
+"""A variable that is eliminated: its scope (the variable first, then those that its message is
+about), log weights over the scope, the message, and the bucket that it goes to (-1 for none)."""
 
 
 def elimination_order(graph: FactorGraph) -> list[int]:
@@ -163,8 +137,12 @@ def elimination_order(graph: FactorGraph) -> list[int]:
         for a, b in itertools.combinations(scope, 2):
             near[a].add(b)
             near[b].add(a)
+
+    def fill(v: int) -> int:
+        return sum(b not in near[a] for a, b in itertools.combinations(near[v], 2))
+
     left = set(range(graph.n_vars))
-    cost = {v: _fill(near, v) for v in left}
+    cost = {v: fill(v) for v in left}
     order = []
     while left:
         v = min(left, key=lambda u: (cost[u], len(near[u]), u))
@@ -177,20 +155,12 @@ def elimination_order(graph: FactorGraph) -> list[int]:
         for u in around:
             near[u].discard(v)
         for u in around.union(*(near[w] for w in around)):
-            cost[u] = _fill(near, u)
+            cost[u] = fill(u)
     return order
-
-
-def _fill(near: list[set[int]], v: int) -> int:
-    return sum(b not in near[a] for a, b in itertools.combinations(near[v], 2))
 
 
 class Elimination:
     """Exact answers about a factor graph.
-
-    Args:
-        graph: The factor graph.
-        limit: Maximum number of entries of a table.
 
     Raises:
         UnsupportedError: If a table would be larger.
@@ -206,52 +176,49 @@ class Elimination:
 
     def __init__(self, graph: FactorGraph, *, limit: int = MAX_TABLE) -> None:
         self.graph = graph
-        self.order = elimination_order(graph)
         self._limit = limit
-        self._rank = {v: k for k, v in enumerate(self.order)}
         self._sums, constant = self._eliminate(maximize=False)
         self.log_z = constant - graph.constant
         """log Σ_x exp(−E(x)); −inf where every labelling is impossible."""
 
     def marginals(self) -> NDArray[np.float64]:
         """P(x_i = l) of the field, flat; NaN where every labelling is impossible."""
-        graph, buckets = self.graph, self._sums
-        tables = [bucket.table for bucket in buckets]
-        out: list[NDArray[np.float64]] = [np.zeros(0)] * graph.n_vars
-        for rank in range(len(buckets) - 1, -1, -1):
-            bucket = buckets[rank]
-            if bucket.parent >= 0:  # the parent's table has been completed before
-                parent = buckets[bucket.parent]
-                other = tuple(k for k, v in enumerate(parent.scope) if v not in bucket.scope)
-                down = _log_sum(tables[bucket.parent], other)
-                kept = [v for v in parent.scope if v in bucket.scope]
-                down = np.transpose(down, [kept.index(v) for v in bucket.scope[1:]])
-                with np.errstate(invalid="ignore"):  # impossible before is impossible now
-                    extra = np.where(np.isneginf(bucket.message), -np.inf, down - bucket.message)
-                tables[rank] = tables[rank] + extra
-            single = _log_sum(tables[rank], tuple(range(1, tables[rank].ndim)))
-            with np.errstate(invalid="ignore"):
+        tables = [table for _, table, _, _ in self._sums]
+        out: list[NDArray[np.float64]] = [np.zeros(0)] * len(tables)
+        for rank in reversed(range(len(tables))):
+            scope, _, message, parent = self._sums[rank]
+            with np.errstate(invalid="ignore"):  # impossible before is impossible now
+                if parent >= 0:  # the parent's table has been completed before
+                    above = self._sums[parent][0]
+                    other = tuple(k for k, v in enumerate(above) if v not in scope)
+                    down = logsumexp(tables[parent], axis=other) if other else tables[parent]
+                    kept = [v for v in above if v in scope]
+                    down = np.transpose(down, [kept.index(v) for v in scope[1:]])
+                    extra = np.where(np.isneginf(message), -np.inf, down - message)
+                    tables[rank] = tables[rank] + extra
+                single = logsumexp(tables[rank].reshape(len(tables[rank]), -1), axis=1)
                 weight = np.exp(single - single.max())
-            out[bucket.scope[0]] = weight / weight.sum()
-        return graph.expand(out)
+            out[scope[0]] = weight / weight.sum()
+        return self.graph.expand(out)
 
     def best_labels(self) -> NDArray[np.int64]:
         """A labelling of lowest energy."""
         buckets, _ = self._eliminate(maximize=True)
         labels = np.zeros(self.graph.n_vars, dtype=np.int64)
-        for bucket in reversed(buckets):
-            chosen = labels[list(bucket.scope[1:])].tolist()
-            row = np.moveaxis(bucket.table, 0, -1)[tuple(chosen)]
-            labels[bucket.scope[0]] = int(row.argmax())
+        for scope, table, _, _ in reversed(buckets):
+            row = (slice(None), *labels[list(scope[1:])].tolist())
+            labels[scope[0]] = int(table[row].argmax())
         return self.graph.expand_labels(labels)
 
-    def _eliminate(self, maximize: bool) -> tuple[list[_Bucket], float]:
+    def _eliminate(self, maximize: bool) -> tuple[list[Bucket], float]:
         """Buckets in the order of elimination, and the log of the total (or largest) weight."""
-        waiting: list[list[Factor]] = [[] for _ in self.order]
+        order = elimination_order(self.graph)
+        ranks = {v: k for k, v in enumerate(order)}
+        waiting: list[list[Factor]] = [[] for _ in order]
         for scope, table in self.graph.factors:
-            waiting[min(self._rank[v] for v in scope)].append((scope, -table))
-        total, buckets = 0.0, []
-        for rank, v in enumerate(self.order):
+            waiting[min(ranks[v] for v in scope)].append((scope, -table))
+        total, buckets = 0.0, list[Bucket]()
+        for rank, v in enumerate(order):
             others = sorted({u for scope, _ in waiting[rank] for u in scope} - {v})
             scope = (v, *others)
             sizes = [self.graph.cardinalities[u] for u in scope]
@@ -261,32 +228,15 @@ class Elimination:
                     f"<= {self._limit}: the treewidth is too large"
                 )
             table = np.zeros(sizes)
-            for part, values in waiting[rank]:
-                table += _aligned(part, values, scope)
-            message = table.max(axis=0) if maximize else _log_sum(table, (0,))
-            parent = min((self._rank[u] for u in others), default=-1)
+            for part, values in waiting[rank]:  # variables of a part rise, as the others do
+                shape = [n if u in part else 1 for u, n in zip(scope, sizes, strict=True)]
+                table += np.moveaxis(values, part.index(v), 0).reshape(shape)
+            message = table.max(axis=0) if maximize else np.asarray(logsumexp(table, axis=0))
+            parent = min((ranks[u] for u in others), default=-1)
             if parent < 0:
                 total += float(message)
             else:
                 waiting[parent].append((tuple(others), message))
             waiting[rank] = []
-            buckets.append(_Bucket(scope, table, message, parent))
+            buckets.append((scope, table, message, parent))
         return buckets, total
-
-
-def _aligned(part: tuple[int, ...], values: Table, scope: tuple[int, ...]) -> Table:
-    """A table with its axes where a larger scope has them, for broadcasting."""
-    values = np.transpose(values, sorted(range(len(part)), key=lambda k: scope.index(part[k])))
-    inside = {scope.index(v) for v in part}
-    return np.expand_dims(values, tuple(k for k in range(len(scope)) if k not in inside))
-
-
-def _log_sum(table: Table, axes: tuple[int, ...]) -> Table:
-    """log Σ exp over some axes; −inf where all entries are."""
-    if not axes:
-        return table
-    top = table.max(axis=axes, keepdims=True)
-    safe = np.where(np.isneginf(top), 0.0, top)
-    with np.errstate(divide="ignore"):
-        out = np.log(np.exp(table - safe).sum(axis=axes, keepdims=True)) + safe
-    return np.asarray(np.squeeze(out, axis=axes))

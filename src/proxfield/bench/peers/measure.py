@@ -8,6 +8,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -47,23 +48,17 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class PeerCase:
-    """One question: a task and what it is about.
-
-    Attributes:
-        task: The task.
-        suite: The family of the model, or the set of the image.
-        name: Its name.
-        problem: A `Field` or a `NoisyScene`.
-        reference: Exact log Z and marginals, the lowest energy, or exactly computed labels.
-        slack: Rounding of the reference's log Z, relative to 1 + |log Z|.
-    """
+    """One question: a task, and the field or image of a family or set that it is about."""
 
     task: Question
     suite: str
     name: str
     problem: Any
+    """A `Field` or a `NoisyScene`."""
     reference: Any
+    """Exact log Z and marginals, the lowest energy, or exactly computed labels."""
     slack: float = SLACK
+    """Rounding of the reference's log Z, relative to 1 + |log Z|."""
 
 
 def model_cases(
@@ -90,11 +85,7 @@ def scene_cases(scenes: Sequence[NoisyScene]) -> list[PeerCase]:
 
 
 def answer(
-    peer: Peer,
-    task: Question,
-    problem: Any,
-    budget: float,
-    warmed: Callable[[], None] = lambda: None,
+    peer: Peer, task: Question, problem: Any, budget: float, warmed: Callable[[], object] = bool
 ) -> Record:
     """Ask a peer once, in this process: its answer and the CPU seconds of a warm run.
 
@@ -131,9 +122,7 @@ def serve(connection: Connection, peer: Peer) -> None:
 class Process:
     """A peer in a process of its own, which is ended and started anew if it takes too long.
 
-    Args:
-        peer: The peer.
-        timeout: Maximum number of CPU seconds to build the tool's model, and again to run it.
+    Its tool has so many CPU seconds to build a model, and again to run it.
     """
 
     def __init__(self, peer: Peer, timeout: float) -> None:
@@ -150,25 +139,18 @@ class Process:
             self._connection.send((task, problem, budget))
             said: Any = WARM
             limit = self.timeout + (WARM_UP_SECONDS if self.peer.compiles else 0.0)
-            while said == WARM:
-                if not self._answered(limit):
-                    self.close()
-                    return {"status": "timeout", "why": f"no answer in {limit:g} CPU seconds"}
+            child = psutil.Process(self._process.pid)
+            while said == WARM:  # wait, no longer than the limit in CPU time, or ten times it
+                used, end = sum(child.cpu_times()[:2]), time.monotonic() + MAX_WAIT * limit
+                while not self._connection.poll(POLL_SECONDS):
+                    if sum(child.cpu_times()[:2]) - used > limit or time.monotonic() > end:
+                        self.close()
+                        return {"status": "timeout", "why": f"no answer in {limit:g} CPU seconds"}
                 said, limit = self._connection.recv(), self.timeout
             return dict(said)
         except (EOFError, OSError, psutil.NoSuchProcess):
             self.close()
             return {"status": "crashed", "why": "its process ended"}
-
-    def _answered(self, limit: float) -> bool:
-        """Wait for an answer, no longer than the limit in CPU time (or ten times it in all)."""
-        child = psutil.Process(self._process.pid)
-        used = sum(child.cpu_times()[:2])
-        end = time.monotonic() + MAX_WAIT * limit
-        while not self._connection.poll(POLL_SECONDS):
-            if sum(child.cpu_times()[:2]) - used > limit or time.monotonic() > end:
-                return False
-        return True
 
     def _start(self) -> bool:
         """Start the process; returns whether it became ready. EOFError if it ended instead."""
@@ -203,36 +185,23 @@ class Process:
 def run_cases(
     peers: Sequence[Peer], cases: Sequence[PeerCase], budget: float, timeout: float, tell: Tell
 ) -> list[Record]:
-    """All peers on all cases that they can do.
+    """A record per run of all peers, which are installed, on all cases that they can do.
 
-    Args:
-        peers: The peers, all of them installed.
-        cases: The cases.
-        budget: Time budget in seconds, for tools that can use one.
-        timeout: Maximum number of CPU seconds per run, after the tool has compiled.
-        tell: Called with a line before each run.
-
-    Returns:
-        One record per run.
+    A run may take ``timeout`` CPU seconds after the tool has compiled; ``tell`` is called with a
+    line before each.
     """
     out = []
     for peer in peers:
-        process = Process(peer, timeout)
         late: Counter[tuple[Question, str]] = Counter()
-        try:
-            for case in cases:
-                if case.task not in peer.tasks:
-                    continue
+        with closing(Process(peer, timeout)) as process:
+            for case in (case for case in cases if case.task in peer.tasks):
                 tell(f"{peer.name}: {case.suite}, {case.name}")
                 family = case.task, case.suite
+                said: Record = {"status": "skipped", "why": "it timed out on others of the family"}
                 if late[family] < MAX_TIMEOUTS:
                     said = process.ask(case.task, case.problem, budget)
                     late[family] += said.get("status") == "timeout"
-                else:
-                    said = {"status": "skipped", "why": "it timed out on others of the family"}
                 out.append(make_record(peer, case, said))
-        finally:
-            process.close()
     return out
 
 

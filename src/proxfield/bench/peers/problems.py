@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,24 +113,18 @@ def _recipes(quick: bool) -> Iterator[tuple[str, str, Callable[[int], Field]]]:
 
 
 def generated_models(quick: bool, seeds: int) -> list[Instance[Field]]:
-    """The generated models, with their exact answers.
-
-    Args:
-        quick: Fewer and smaller ones.
-        seeds: Number of fields of each kind.
-    """
+    """So many fields of each kind, with their exact answers; few small ones if it must be quick."""
     return [
         Instance(
             family, f"{name}, seed {seed}", RECIPE, make := partial(recipe, seed),
-            partial(exact_reference, make),
+            partial(_exact_reference, make),
         )
         for family, name, recipe in _recipes(quick)
         for seed in range(seeds)
     ]  # fmt: skip
 
 
-def exact_reference(make: Callable[[], Field]) -> Reference:
-    """Exact answers by elimination."""
+def _exact_reference(make: Callable[[], Field]) -> Reference:
     exact = Elimination(factor_graph(make()))
     return Reference(exact.log_z, exact.marginals())
 
@@ -163,23 +157,14 @@ VOID = 255
 """True label of pixels that don't count."""
 
 
-@dataclass(frozen=True)
-class NoisyScene:
-    """An image, what a classifier says about it, and the truth.
-
-    Attributes:
-        suite: The set it belongs to.
-        name: Its name.
-        image: Colors.  # (height, width, 3) uint8
-        probabilities: Of the labels.  # (height, width, labels) float32
-        truth: True labels; `VOID` where unknown.  # (height, width)
-    """
+class NoisyScene(NamedTuple):
+    """An image of a set, what a classifier says about it, and the truth (`VOID`: unknown)."""
 
     suite: str
     name: str
-    image: NDArray[np.uint8]
-    probabilities: NDArray[np.float32]
-    truth: NDArray[np.int64]
+    image: NDArray[np.uint8]  # (height, width, 3)
+    probabilities: NDArray[np.float32]  # (height, width, labels)
+    truth: NDArray[np.int64]  # (height, width)
 
 
 def make_scene(width: int, height: int, n_labels: int = 5, seed: int = 0) -> NoisyScene:
@@ -233,14 +218,12 @@ def read_scenes(folder: str) -> list[NoisyScene]:
 
 
 def _read_scene(path: Path) -> NoisyScene:
-    name = display_name(path)
+    name, keys = display_name(path), ("image", "probabilities", "truth")
     with naming_damage(name), np.load(path, allow_pickle=False) as data:
-        missing = {"image", "probabilities", "truth"} - set(data.files)
-        if missing:
-            what = f"no {', '.join(sorted(missing))}, expected image, probabilities and truth"
+        if missing := sorted({*keys} - {*data.files}):
+            what = f"no {', '.join(missing)}, expected image, probabilities and truth"
             raise InputError(what, path=name)
-        found = {key: np.asarray(data[key]) for key in ("image", "probabilities", "truth")}
-    image, p, truth = found["image"], found["probabilities"], found["truth"]
+        image, p, truth = (np.asarray(data[key]) for key in keys)
     if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:
         raise InputError(f"image {image.dtype}{image.shape}, expected 8-bit colors", path=name)
     if p.ndim != 3 or p.shape[:2] != image.shape[:2] or truth.shape != image.shape[:2]:

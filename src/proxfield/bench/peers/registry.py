@@ -23,7 +23,6 @@ from proxfield.core.solve.solve_map import MapStatus, answer
 from proxfield.errors import InputError, shown
 from proxfield.field import Field
 from proxfield.images.densecrf import DenseCRF
-from proxfield.result import Result
 
 
 def _request(rule: str | Rule, budget: float | None, tol: float = 1e-6) -> Request:
@@ -33,26 +32,18 @@ def _request(rule: str | Rule, budget: float | None, tol: float = 1e-6) -> Reque
     )
 
 
-def _mean_field(task: Question, field: Field, budget: float, *, rule: str) -> Run:
-    """One of proxfield's rules; auto gets the time budget, others run until they converge."""
+def _mean_field(task: Question, field: Field, budget: float, *, rule: str, modes: int = 1) -> Run:
+    """A rule or a mixture; auto gets the time budget, others run until they converge."""
     request = _request(rule, budget if rule == "auto" else None)
-    return lambda: _answer(infer_one(field, request, request.open(field)))
 
+    def run() -> Answer:
+        given = (field, request, request.open(field))
+        r = infer_one(*given) if modes == 1 else infer_modes(*given, modes)
+        bound = r.log_z_bound if r.bounds_log_z else None
+        kind = None if bound is None else LogZKind.LOWER
+        return Answer(np.asarray(r.q, dtype=np.float64), bound, kind, converged=r.converged)
 
-def _modes(task: Question, field: Field, budget: float) -> Run:
-    """A mixture of up to 16 mean fields."""
-    request = _request("auto", budget)
-    return lambda: _answer(infer_modes(field, request, request.open(field), 16))
-
-
-def _answer(result: Result) -> Answer:
-    bound = result.log_z_bound if result.bounds_log_z else None
-    return Answer(
-        marginals=np.asarray(result.q, dtype=np.float64),
-        log_z=bound,
-        kind=None if bound is None else LogZKind.LOWER,
-        converged=result.converged,
-    )
+    return run
 
 
 def _exact(task: Question, field: Field, budget: float) -> Run:
@@ -102,7 +93,10 @@ PEERS: tuple[Peer, ...] = (
         )
         for rule in ("fixed", "sweep", "auto")
     ),
-    Peer("proxfield modes=16", INFERENCE, "mixture of mean fields", _modes, compiles=True),
+    Peer(
+        "proxfield modes=16", INFERENCE, "mixture of mean fields",
+        partial(_mean_field, rule="auto", modes=16), compiles=True,
+    ),
     Peer("exact elimination", BOTH, "variable elimination in numpy, built in", _exact),
     Peer("proxfield map", MAP, "chains at falling temperatures", _map, compiles=True),
     Peer(
@@ -131,11 +125,11 @@ PEERS: tuple[Peer, ...] = (
     Peer(
         "pyAgrum", INFERENCE, "junction tree (Shafer-Shenoy)", tools.pyagrum, "pyAgrum", "pyagrum"
     ),
-    Peer("dwave tree", BOTH, "tree decomposition", tools.dwave_tree, **_DWAVE),
+    Peer("dwave tree", BOTH, "tree decomposition", tools.dwave, **_DWAVE),
     Peer(
         "dwave annealing", MAP,
         f"simulated annealing, {tools.READS} reads of {tools.SWEEPS} sweeps",
-        tools.dwave_annealing, **_DWAVE,
+        partial(tools.dwave, annealing=True), **_DWAVE,
     ),
     Peer(
         "toulbar2", MAP, "branch and bound with soft local consistency", tools.toulbar2,
@@ -154,9 +148,6 @@ PEERS: tuple[Peer, ...] = (
 
 def find_peers(names: Sequence[str] | None) -> list[Peer]:
     """The peers whose names begin with one of some words; all by default.
-
-    Args:
-        names: Names or beginnings of names, in any case.
 
     Raises:
         InputError: If a word fits none.

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from proxfield.bench.machine import metadata
 from proxfield.bench.peers.base import Peer
 from proxfield.bench.table import MISSING
 from proxfield.core.common.records import Record
@@ -43,11 +42,8 @@ def make_tables(records: Sequence[Record]) -> list[TextTable]:
         >>> make_tables([run])[0].rows
         (('tree (1)', '0.2500'),)
     """
-    tasks = {
-        task: [r for r in records if r["task"] == task] for task in ("inference", "map", "dense")
-    }
     out = []
-    if some := tasks["inference"]:
+    if some := [r for r in records if r["task"] == "inference"]:
         out += [
             _by_family("Mean absolute error of marginals", some, "mean_error", FOUR),
             _by_family("Largest error of a marginal (mean over models)", some, "max_error", THREE),
@@ -55,13 +51,13 @@ def make_tables(records: Sequence[Record]) -> list[TextTable]:
             _by_family("CPU seconds per model (median, warm)", some, "seconds", _time),
             _outcomes("Inference: outcomes", some, ("converged", "log Z", "valid"), _bounds),
         ]
-    if some := tasks["map"]:
+    if some := [r for r in records if r["task"] == "map"]:
         out += [
             _by_family("Energy above the optimum (mean)", some, "energy_gap", THREE),
             _by_family("CPU seconds per labelling (median, warm)", some, "seconds", _time),
             _outcomes("Labellings: outcomes", some, ("optimal", "proved"), _optima),
         ]
-    if some := tasks["dense"]:
+    if some := [r for r in records if r["task"] == "dense"]:
         out += [_images("Images: ten updates of the same dense CRF", some)]
     return out
 
@@ -128,22 +124,15 @@ def _images(title: str, records: Sequence[Record]) -> TextTable:
             groups.setdefault((r["suite"], r["pixels"], r["peer"]), []).append(r)
     suites, peers = _unique(records, "suite"), _unique(records, "peer")
     rows = []
-    for suite, pixels, peer in sorted(
-        groups, key=lambda key: (suites.index(key[0]), key[1], peers.index(key[2]))
-    ):
+    order = sorted(groups, key=lambda key: (suites.index(key[0]), key[1], peers.index(key[2])))
+    for suite, pixels, peer in order:
         runs = groups[suite, pixels, peer]
         counts = np.sum([r["counts"] for r in runs], axis=0)
         agree = [r["agreement"] for r in runs if "agreement" in r]
-        rows.append(
-            (
-                f"{suite}, {pixels:,} pixels ({len(runs)})",
-                peer,
-                FOUR(mean_iou(counts)),
-                FOUR(accuracy(counts)),
-                FOUR(float(np.mean(agree))) if agree else MISSING,
-                _time(float(np.median([r["seconds"] for r in runs]))),
-            )
-        )
+        agreement = FOUR(float(np.mean(agree))) if agree else MISSING
+        seconds = _time(float(np.median([r["seconds"] for r in runs])))
+        figures = (FOUR(mean_iou(counts)), FOUR(accuracy(counts)), agreement, seconds)
+        rows.append((f"{suite}, {pixels:,} pixels ({len(runs)})", peer, *figures))
     header = ("images", "peer", "mean IoU", "accuracy", "agreement", "CPU s")
     return TextTable(title, header, tuple(rows))
 
@@ -166,14 +155,7 @@ def _time(value: float) -> str:
 def make_results(
     peers: Sequence[Peer], missing: Sequence[Peer], records: Sequence[Record], about: Record
 ) -> Record:
-    """What a results file holds.
-
-    Args:
-        peers: The peers that ran.
-        missing: Those that aren't installed.
-        records: One per run.
-        about: Machine and settings, see `about_run`.
-    """
+    """What a results file holds: ``records`` of runs, and about machine and settings."""
     return {
         "about": about,
         "peers": [
@@ -183,11 +165,6 @@ def make_results(
         "missing": [{"name": p.name, "install": p.hint()} for p in missing],
         "runs": list(records),
     }
-
-
-def about_run(settings: Record) -> Record:
-    """Machine, versions, command and settings; to be asked for before the runs."""
-    return {**metadata(settings["data"], 1), **settings}
 
 
 def as_json(results: Record) -> str:

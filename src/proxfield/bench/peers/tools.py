@@ -54,11 +54,7 @@ def gms_model(graph: FactorGraph) -> tuple[Any, list[Any], float]:
 def gms_messages(
     task: Question, field: Field, budget: float, *, function: str, kind: LogZKind
 ) -> Run:
-    """A function of pyGMs that iterates and returns log Z and a belief per variable.
-
-    Of loopy belief propagation (LBP), log Z is Bethe's approximation, which is no bound; NMF is
-    coordinate ascent.
-    """
+    """LBP, whose log Z is Bethe's approximation and no bound; or NMF, coordinate ascent."""
     from pygms import messagepass
 
     graph = factor_graph(field)
@@ -253,38 +249,27 @@ def binary_quadratic(graph: FactorGraph) -> Any:
     return model
 
 
-def dwave_tree(task: Question, field: Field, budget: float) -> Run:
-    """Tree decomposition: exact, where the treewidth is small."""
-    from dwave.samplers import TreeDecompositionSampler, TreeDecompositionSolver
+def dwave(task: Question, field: Field, budget: float, *, annealing: bool = False) -> Run:
+    """Tree decomposition, exact where the treewidth is small; or simulated annealing."""
+    from dwave import samplers
 
     graph = factor_graph(field)
     model = binary_quadratic(graph)
 
     def run() -> Answer:
         if task is Question.MAP:
-            best = TreeDecompositionSolver().sample(model).first.sample
+            solver = samplers.TreeDecompositionSolver()
+            if annealing:
+                solver = samplers.SimulatedAnnealingSampler()
+            options = {"num_reads": READS, "num_sweeps": SWEEPS, "seed": 1} if annealing else {}
+            best = solver.sample(model, **options).first.sample
             labels = [best[v] for v in range(graph.n_vars)]
-            return Answer(labels=graph.expand_labels(labels), proved=True)
-        info = TreeDecompositionSampler().sample(model, beta=1.0, num_reads=1).info
+            return Answer(labels=graph.expand_labels(labels), proved=not annealing)
+        info = samplers.TreeDecompositionSampler().sample(model, beta=1.0, num_reads=1).info
         ones = np.array([info["variable_marginals"][v] for v in range(graph.n_vars)])
         rows = np.stack([1 - ones, ones], axis=1)
         log_z = info["log_partition_function"] - graph.constant
         return Answer(graph.expand(list(rows)), log_z, LogZKind.EXACT)
-
-    return run
-
-
-def dwave_annealing(task: Question, field: Field, budget: float) -> Run:
-    """Simulated annealing."""
-    from dwave.samplers import SimulatedAnnealingSampler
-
-    graph = factor_graph(field)
-    model = binary_quadratic(graph)
-
-    def run() -> Answer:
-        sampler = SimulatedAnnealingSampler()
-        best = sampler.sample(model, num_reads=READS, num_sweeps=SWEEPS, seed=1).first.sample
-        return Answer(labels=graph.expand_labels([best[v] for v in range(graph.n_vars)]))
 
     return run
 
