@@ -13,8 +13,7 @@ from scipy import ndimage
 
 import proxfield as pf
 from proxfield.images.axes import is_reduced, resize_linear
-from proxfield.images.inputs import as_given, as_rows
-from proxfield.images.known import flags_of, runs_of
+from proxfield.images.inputs import as_given, as_rows, flags_of, runs_of
 
 SIZE = (12, 18)
 SOFT = {"spatial_weight": 0.5, "bilateral_weight": 0.9}

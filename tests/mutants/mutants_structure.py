@@ -163,7 +163,7 @@ FILES = [
     ),
     Mutant(
         "pickles-are-read",
-        "io/npy.py",
+        "io/windows.py",
         "read_array(member, allow_pickle=False)",
         "read_array(member, allow_pickle=True)",
         "io/test_io_damage.py::test_nothing_is_unpickled",

@@ -16,8 +16,7 @@ from proxfield.core.jobs import run_jobs, slots_of, threads_per_item
 from proxfield.core.jobs.running import check_jobs
 from proxfield.errors import InputError, InputWarning, ProxfieldError, shown
 from proxfield.images.densecrf import DenseCRF, divided
-from proxfield.images.inputs import ArrayKind, confidence_note, to_host
-from proxfield.images.known import CONFIDENCE
+from proxfield.images.inputs import CONFIDENCE, ArrayKind, confidence_note, to_host
 from proxfield.images.settings import DenseSettings
 
 Item = tuple[int, Array, Array]

@@ -17,7 +17,7 @@ from proxfield.core.common.records import Record
 from proxfield.core.filters.points import PixelPoints
 from proxfield.core.terms.gaussian import Gaussian
 from proxfield.errors import InputError, reason, shown
-from proxfield.images.known import check_confidence
+from proxfield.images.inputs import check_confidence
 from proxfield.images.pixels import widths
 from proxfield.io.files import Target, atomic_write, naming, read_bytes
 
@@ -258,9 +258,6 @@ PRESETS = {
 weakly supervised segmentation uses)."""
 
 
-# ---- files ----
-
-
 def read_config(
     config: str | PathLike[str] | DenseSettings | Mapping[str, object],
 ) -> DenseSettings:
@@ -328,11 +325,6 @@ EXPECTED: dict[str, tuple[Callable[[object], bool], str]] = {
 
 def config_text(settings: DenseSettings, about: Mapping[str, object], header: str) -> str:
     """Settings as TOML.
-
-    Args:
-        settings: The settings.
-        about: How they were chosen, for the table at the end; nothing reads it.
-        header: Lines for the top, as comments.
 
     Example:
         >>> print(config_text(DenseSettings(), {"images": 3}, "chosen by hand"), end="")

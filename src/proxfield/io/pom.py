@@ -112,9 +112,6 @@ class PomFile:
         return str(self.folder / pattern)
 
 
-# ---- reading ----
-
-
 def read_pom(source: Source, *, size: tuple[int, int] | None = None, clip: bool = False) -> PomFile:
     """Read a ``.pom`` file, or WILDTRACK's ``rectangles.pom``.
 
@@ -141,13 +138,7 @@ def parse_pom(
     clip: bool = False,
     folder: Path = Path(),
 ) -> PomFile:
-    """What the text of a ``.pom`` file says; see `read_pom`.
-
-    Example:
-        >>> pom = parse_pom(b"ROOM 4 3 1 2\\nRECTANGLE 0 1 0 0 1 2\\n", "x.pom")
-        >>> pom.boxes[0].tolist()
-        [[0, 0, 0, 0], [0, 0, 2, 3]]
-    """
+    """What the text of a ``.pom`` file says; see `read_pom`."""
     with naming(name):
         return _Reader(data, name).read(size, clip, folder)
 
@@ -334,11 +325,7 @@ class _Reader:
             small = (np.abs(rows) <= _END) & (rows == np.rint(rows))  # NaN and 1e300 aren't
             if (rows[:, 6] == _END).all() and small.all():
                 return rows[:, :6].astype(np.int64)
-        return self._slowly()
-
-    def _slowly(self) -> Ints:
-        """Line by line, to find what is wrong."""
-        out = []
+        out = []  # line by line, to find what is wrong
         for number, line in zip(self.lines, self.rectangles, strict=True):
             words = line.decode("utf-8", "replace").split()
             if len(words) == 4 and words[3] == "notvisible":
@@ -353,9 +340,6 @@ class _Reader:
                     )
                 out.append([self._whole("RECTANGLE", w, -_END, _END) for w in words[1:]])
         return np.array(out, dtype=np.int64)
-
-
-# ---- writing ----
 
 
 def format_pom(pom: PomFile) -> str:
@@ -388,9 +372,6 @@ def format_pom(pom: PomFile) -> str:
 def write_pom(path: Target, pom: PomFile) -> None:
     """Write a ``.pom`` file, which the original program reads too."""
     atomic_write(path, format_pom(pom))
-
-
-# ---- results ----
 
 
 def read_dat(source: Source, n_locations: int | None = None) -> Doubles:

@@ -24,12 +24,7 @@ _URL = re.compile(r"([a-z][a-z0-9+.\-]+)://", re.ASCII)
 
 
 def is_remote(path: object) -> bool:
-    """Whether a name is a URL.
-
-    Example:
-        >>> is_remote("s3://bucket/a.png"), is_remote("a.png"), is_remote(Path("s3://bucket/a"))
-        (True, False, False)
-    """
+    """Whether a name is a URL."""
     if isinstance(path, RemotePath):
         return True
     return isinstance(path, str) and _URL.match(path) is not None
@@ -44,13 +39,7 @@ class RemoteStat(NamedTuple):
 
 @dataclass(frozen=True, order=True)
 class RemotePath(os.PathLike[str]):
-    """A URL, used like a `pathlib.Path`.
-
-    Example:
-        >>> path = RemotePath("s3://bucket/photos") / "a.png"
-        >>> str(path), path.name, path.suffix, str(path.with_name("b.npy"))
-        ('s3://bucket/photos/a.png', 'a.png', '.png', 's3://bucket/photos/b.npy')
-    """
+    """A URL, used like a `pathlib.Path`."""
 
     url: str
 

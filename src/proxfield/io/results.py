@@ -153,7 +153,15 @@ def parse_mar(
             f"probability {tokens.word(place)[:40]!r}, expected a number in 0..1", place
         )
     if cardinalities is not None:
-        _check_sizes(tokens, heads, sizes, np.asarray(cardinalities, dtype=np.int64))
+        wanted = np.asarray(cardinalities, dtype=np.int64)
+        if sizes.size != wanted.size:
+            raise tokens.error(f"{sizes.size} marginals, expected {wanted.size}", 0)
+        if (wrong := np.flatnonzero(sizes != wanted)).size:
+            first = int(wrong[0])
+            raise tokens.error(
+                f"variable {first} has {sizes[first]} labels, expected {wanted[first]}",
+                int(heads[first]),
+            )
     return [row.copy() for row in np.split(values, np.cumsum(sizes)[:-1])] if count else []
 
 
@@ -173,18 +181,6 @@ def _marginal_heads(tokens: Tokens, begin: int, count: int) -> Ints:
             end,
         )
     return heads
-
-
-def _check_sizes(tokens: Tokens, heads: Ints, sizes: Ints, wanted: Ints) -> None:
-    if sizes.size != wanted.size:
-        raise tokens.error(f"{sizes.size} marginals, expected {wanted.size}", 0)
-    wrong = np.flatnonzero(sizes != wanted)
-    if wrong.size:
-        first = int(wrong[0])
-        raise tokens.error(
-            f"variable {first} has {sizes[first]} labels, expected {wanted[first]}",
-            int(heads[first]),
-        )
 
 
 def parse_map(
@@ -348,17 +344,12 @@ def _first_pair(tokens: Tokens) -> int:
             f"the file has {first} samples of evidence, expected only one sample (split the file)",
             0,
         )
-    if first == 1 and tokens.count > 1 and tokens.count % 2 == 0:
-        observations = tokens.integer(1, "the number of observations", 0)
-        raise tokens.error(
-            f"{observations} observations are declared, but {tokens.count - 2} numbers follow, "
-            f"expected {2 * observations} (a variable and a label each)",
-            1,
-        )
+    at = int(first == 1 and tokens.count > 1 and tokens.count % 2 == 0)
+    observations = tokens.integer(at, "the number of observations", 0)
     raise tokens.error(
-        f"{first} observations are declared, but {tokens.count - 1} numbers follow, "
-        f"expected {2 * first} (a variable and a label each)",
-        0,
+        f"{observations} observations are declared, but {tokens.count - 1 - at} numbers follow, "
+        f"expected {2 * observations} (a variable and a label each)",
+        at,
     )
 
 

@@ -34,7 +34,7 @@ from proxfield.io.files import (
     naming_damage,
     read_bytes,
 )
-from proxfield.io.npy import read_member
+from proxfield.io.windows import read_member
 from proxfield.mixture import Clamp, Mode, make_modes
 
 if TYPE_CHECKING:
@@ -192,6 +192,8 @@ def _write(path: Target, kind: str, header: Record, arrays: Arrays) -> None:
 def load_field(wanted: type[F], source: Source, max_bytes: int | None = None) -> F:
     """Read a field; see `Field.load`."""
     with _opened(wanted, source, max_bytes) as (cls, header, archive):
+        if header["field"]["terms"] is None:
+            raise InputError("the file is damaged: the field has no terms")
         field: F = _read_field(cls, header["field"], archive)
         return field
 
@@ -252,14 +254,10 @@ def _read_field(cls: type[F], header: Record, archive: _Archive) -> F:
     for number, term in enumerate(header["terms"] or ()):
         parts = {str(key): archive[f"term/{number}/{key}"] for key in term["arrays"]}
         out.add(make_term(str(term["kind"]), parts))
-    for key in cls.saved_attributes:
+    notes = [key for key in cls.saved_notes if key in header["attributes"]]  # older files lack some
+    for key in (*cls.saved_attributes, *notes):
         setattr(out, key, _as_tuples(header["attributes"][key]))
-    for key in cls.saved_notes:
-        if key in header["attributes"]:  # older files lack some
-            setattr(out, key, _as_tuples(header["attributes"][key]))
     if header["terms"] is None:
-        if archive.holds in ("Field", "DenseCRF"):
-            raise InputError("the file is damaged: the field has no terms")
         out = out.outline()
     if "evidence/variables" not in archive:
         return out
@@ -290,8 +288,6 @@ class _Archive:
             self._zip = zipfile.ZipFile(io.BytesIO(data))
         self.size = sum(member.file_size for member in self._zip.infolist())
         """Bytes of all arrays."""
-        self.holds = ""
-        """The class that the header names."""
         self.names = {name.removesuffix(".npy") for name in self._zip.namelist()}
 
     def __contains__(self, name: str) -> bool:
@@ -316,7 +312,6 @@ def _opened(
             archive = _Archive(data)
             check_memory(archive.size, f"reading {path}")
             header = _read_header(archive, wanted)
-            archive.holds = header["holds"]
             yield _class(header["holds"], wanted), header, archive
         except ProxfieldError:
             raise

@@ -29,9 +29,8 @@ from proxfield.io.files import (
     naming_damage,
     read_bytes,
 )
-from proxfield.io.npy import NpyOutput, compact, map_array
 from proxfield.io.remote import make_path
-from proxfield.io.windows import FileSliced, NewFile, Sliced, Window
+from proxfield.io.windows import FileSliced, NewFile, NpyOutput, Window, compact, map_array
 
 Opened: TypeAlias = Any
 """An open file of rasterio, a page of tifffile, or the header that nibabel read."""
@@ -55,16 +54,8 @@ import_tifffile = partial(import_extra, "tifffile", "windows of a TIFF need tiff
 """The package tifffile, or how to install it."""
 
 
-def has_rasterio() -> bool:
-    """Whether rasterio is installed."""
-    return is_installed("rasterio")
-
-
-def open_tiff(path: Path) -> Sliced:
-    """A file that is read in windows: by rasterio if it has a place, otherwise by tifffile."""
-    if has_rasterio() and (is_geotiff(path) or not is_installed("tifffile")):
-        return Raster(path)
-    return Tiff(path)
+has_rasterio = partial(is_installed, "rasterio")
+"""Whether rasterio is installed."""
 
 
 # ---- GeoTIFF ----
@@ -72,15 +63,10 @@ def open_tiff(path: Path) -> Sliced:
 
 @dataclass(frozen=True)
 class GeoReference:
-    """The position of a picture on Earth.
+    """The position of a picture on Earth."""
 
-    Attributes:
-        profile: Coordinate system, transformation and control points, as rasterio takes them.
-        colors: The colors of a label map; None without.
-    """
-
-    profile: Record
-    colors: dict[int, tuple[int, ...]] | None = None
+    profile: Record  # coordinate system, transformation and control points as of rasterio
+    colors: dict[int, tuple[int, ...]] | None = None  # of a label map
 
     def same_place(self, other: object) -> bool:
         """Whether another file lies in the same place."""
@@ -153,11 +139,7 @@ def _last(bands: Pixels) -> Pixels:
 
 
 def read_geotiff(path: Target, notes: list[str] | None = None) -> PlacedImage:
-    """A picture of any number of bands and bits, and its place on Earth.
-
-    Raises:
-        InputError: If the file can't be read.
-    """
+    """A picture of any number of bands and bits, and its place on Earth."""
     data, name = read_bytes(path)
     with _raster(path, data) as source:
         kept = _bands(source)
@@ -167,11 +149,7 @@ def read_geotiff(path: Target, notes: list[str] | None = None) -> PlacedImage:
 
 
 def read_reference(path: Target) -> GeoReference:
-    """The place of a GeoTIFF on Earth, without its pixels.
-
-    Raises:
-        InputError: If the file can't be read.
-    """
+    """The place of a GeoTIFF on Earth, without its pixels."""
     with _raster(path) as source:
         return _reference(source)
 
@@ -300,7 +278,16 @@ class Tiff(FileSliced):
         out = np.zeros(size, dtype=self.dtype)
         with self._page() as page:
             for plane, y, x, part in _segments(page, rows, columns):
-                _paste(out, part, plane, y - rows.start, x - columns.start)
+                gray = part.shape[-1] == 1
+                if gray and plane >= self.samples:  # alpha, in a plane of its own
+                    continue
+                y, x = y - rows.start, x - columns.start
+                here = out[max(0, y) : max(0, y + len(part)), max(0, x) : max(0, x + part.shape[1])]
+                piece = part[max(0, -y) :, max(0, -x) :][: len(here), : here.shape[1]]
+                if gray:
+                    here[..., plane] = piece[..., 0]
+                else:
+                    here[:] = piece[..., : self.samples]
         if self.samples == 1:
             return out[..., 0]
         return out if len(window) < 3 else out[:, :, window[2]]
@@ -326,22 +313,6 @@ def _segments(page: Opened, rows: slice, columns: slice) -> Iterator[tuple[int, 
                 part, place, shape = page.decode(data, number, jpegtables=page.jpegtables)
                 if part is not None:
                     yield plane, place[2], place[3], part.reshape(shape)[0]
-
-
-def _paste(out: Pixels, part: Pixels, plane: int, y: int, x: int) -> None:
-    """Put a decoded segment where it belongs, as far as it lies within the window."""
-    if part.shape[-1] == 1 and plane >= out.shape[-1]:  # alpha, in a plane of its own
-        return
-    top, left = max(0, y), max(0, x)
-    bottom = min(out.shape[0], y + part.shape[0])
-    right = min(out.shape[1], x + part.shape[1])
-    if bottom <= top or right <= left:
-        return
-    piece = part[top - y : bottom - y, left - x : right - x]
-    if part.shape[-1] == 1:
-        out[top:bottom, left:right, plane] = piece[..., 0]
-    else:
-        out[top:bottom, left:right] = piece[..., : out.shape[-1]]
 
 
 class TiffOutput(NpyOutput):
@@ -428,14 +399,9 @@ MILLIMETERS = {"meter": 1000.0, "mm": 1.0, "micron": 0.001}
 
 @dataclass(frozen=True)
 class NiftiReference:
-    """The position of a volume in the body, as its header has it.
+    """The position of a volume in the body, as its header has it."""
 
-    Attributes:
-        affine: From voxels to mm.  # (4, 4)
-        header: The header of the image.
-    """
-
-    affine: Array
+    affine: Array  # from voxels to mm: (4, 4)
     header: Opened
 
     def same_place(self, other: object) -> bool:
@@ -456,11 +422,7 @@ class NiftiReference:
 
 
 def read_nifti(path: Target) -> PlacedImage:
-    """A volume, its place, and the size of a voxel along each axis in mm.
-
-    Raises:
-        InputError: If the file can't be read or is no NIfTI volume.
-    """
+    """A volume, its place, and the size of a voxel along each axis in mm."""
     nibabel = import_nibabel()
     data, name = read_bytes(path)  # decompressed
     try:

@@ -213,18 +213,7 @@ def look_at(
 ) -> Camera:
     """A camera without distortion at a place, looking at a point, with a level horizon.
 
-    Args:
-        eye: Where the camera is, in meters.  # (3,)
-        target: The point in the center of its image, not straight above or below.  # (3,)
-        width: Columns of its images.
-        height: Rows of its images.
-        view: Horizontal angle of view in degrees.
-        name: The camera's name.
-
-    Example:
-        >>> camera = look_at([0, -5, 1], [0, 0, 1], 100, 80, 90)
-        >>> camera.project([[0, 0, 1]])[0].tolist()
-        [[50.0, 40.0]]
+    The point isn't straight above or below; ``view`` is the horizontal angle of view in degrees.
     """
     where = np.asarray(eye, dtype=float)
     forward = np.asarray(target, dtype=float) - where
@@ -303,21 +292,16 @@ def write_simulation(
             rows += [f"{frame},{x:.4f},{y:.4f}" for x, y in truth.tolist()] or [f"{frame},,"]
             if progress is not None:
                 progress(frame + 1)
+        assert simulation.scene.positions is not None  # a .pom file doesn't have them
+        places = (f"{x:.6g},{y:.6g}" for x, y in simulation.scene.positions.tolist())
         texts = {
             "scene.pom": format_pom(pom),
-            "locations.csv": format_locations(simulation.scene),
+            "locations.csv": "\n".join(["x,y", *places]) + "\n",
             "truth.csv": "\n".join(rows) + "\n",
             "README.txt": _describe(simulation, count),
         }
         for name, text in texts.items():
             (aside / name).write_text(text, encoding="utf-8", newline="\n")
-
-
-def format_locations(scene: Scene) -> str:
-    """Positions of a scene's locations, one line each: a .pom file doesn't have them."""
-    assert scene.positions is not None
-    rows = (f"{x:.6g},{y:.6g}" for x, y in scene.positions.tolist())
-    return "\n".join(["x,y", *rows]) + "\n"
 
 
 def _describe(simulation: Simulation, frames: int) -> str:
