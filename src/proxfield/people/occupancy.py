@@ -222,10 +222,11 @@ class Occupancy(Term):
             if mask.ndim != 2:
                 raise InputError(f"the mask of camera {k} has shape {mask.shape}, expected rows")
             boxes, runs, starts = (parts.pop(f"{n}_{k}", None) for n in ("boxes", "runs", "starts"))
+            height, width = mask.shape
             if boxes is not None:
-                silhouettes.append(Boxes(*mask.shape, boxes))
+                silhouettes.append(Boxes(height, width, boxes))
             elif runs is not None and starts is not None:
-                silhouettes.append(Runs(*mask.shape, runs, starts))
+                silhouettes.append(Runs(height, width, runs, starts))
             else:
                 raise InputError("silhouettes need boxes, or runs and where they start")
             masks.append(mask)
