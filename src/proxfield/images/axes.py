@@ -29,14 +29,7 @@ class Axes:
 
 @dataclass(frozen=True)
 class AxisReader:
-    """Finds the way to read an image and the array of what is known about its pixels.
-
-    Example:
-        >>> image, energies = np.zeros((40, 50, 3)), np.zeros((7, 40, 50))
-        >>> axes = AxisReader(image, energies, "energies").read()
-        >>> axes.pixels, axes.labels, axes.channels
-        ((40, 50), 0, 2)
-    """
+    """Finds the way to read an image and the array of what is known about its pixels."""
 
     image: Pixels | None
     values: Pixels  # probabilities, logits or energies
@@ -238,10 +231,6 @@ def resize_linear(values: Pixels, sizes: Sequence[int], axes: Sequence[int]) -> 
 
     Pixel k of n covers the interval from k/n to (k + 1)/n of an axis; beyond the outermost centers
     the values are constant. This is what torch calls ``align_corners=False``.
-
-    Example:
-        >>> resize_linear(np.array([0.0, 1.0]), [4], [0]).tolist()
-        [0.0, 0.25, 0.75, 1.0]
     """
     out = values
     if values.dtype.kind != "f" or values.dtype.itemsize < 4:

@@ -157,12 +157,7 @@ def read_inputs(
 
 
 def confidence_note(what: str, confidence: float, of: str = "") -> str:
-    """What to say about probabilities that are labels.
-
-    Example:
-        >>> confidence_note("probabilities", 0.7, " of 2 images")[:60]
-        'probabilities of 2 images are all 0 or 1: taken as labels th'
-    """
+    """What to say about probabilities that are labels."""
     certain = "are all 0 or 1" if what == "probabilities" else "leave no label in doubt"
     return (
         f"{what}{of} {certain}: taken as labels that are right with probability {confidence:g}; "
@@ -397,12 +392,7 @@ def are_labels(
 
 
 def as_confident(values: Pixels, axis: int | None, what: str, confidence: float) -> Pixels:
-    """The same labels with another probability; the other labels share the rest.
-
-    Example:
-        >>> as_confident(np.array([0.0, 1.0]), None, "probabilities", 0.75).tolist()
-        [0.25, 0.75]
-    """
+    """The same labels with another probability; the other labels share the rest."""
     others = (1.0 - confidence) / (1 if axis is None else values.shape[axis] - 1)
     if axis is None:
         sure = values > (0 if what == "logits" else 0.5)

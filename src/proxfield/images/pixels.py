@@ -216,12 +216,7 @@ def color_range(image: Pixels) -> float | None:
 def color_bandwidth(
     image: Pixels, sigma: ArrayLike, of: float | None = 255.0
 ) -> NDArray[np.float64]:
-    """A standard deviation of colors in an image's own units; None as their range: it is in these.
-
-    Example:
-        >>> float(color_bandwidth(np.full((2, 2), 0.5), 51.0))
-        0.2
-    """
+    """A standard deviation of colors in an image's own units; ``of`` is its range, None: these."""
     given = np.asarray(sigma, dtype=np.float64)
     if of is None:
         return given

@@ -330,15 +330,7 @@ class ImageTile:
 
 @dataclass(frozen=True)
 class TileGrid:
-    """All tiles of an image.
-
-    Example:
-        >>> grid = TileGrid((100, 50), (64, 64), (8, 8))
-        >>> len(grid), str(grid.part(1))
-        (2, 'tile 1 (pixels 56:100, 0:50)')
-        >>> grid.part(1).inner
-        (slice(8, 44, None), slice(0, 50, None))
-    """
+    """All tiles of an image."""
 
     pixels: tuple[int, ...]  # shape of the image without channels
     tile: tuple[int, ...]  # length of a tile along each axis

@@ -188,7 +188,15 @@ def refine_tiles(
         if work.certain and DenseSettings.chosen(options).confidence is None:
             note = confidence_note(kind, work.build["confidence"])
             warnings.warn(note, InputWarning, stacklevel=2)
-        chosen = _chosen(parts, len(grid))
+        chosen: Sequence[int] = range(len(grid))
+        if isinstance(parts, str):
+            chosen = Part.parse(parts).of(chosen)
+        elif parts is not None:
+            chosen = np.unique(whole_numbers(parts, "parts")).tolist()
+            if wrong := [number for number in chosen if not 0 <= number < len(grid)]:
+                raise InputError(
+                    f"parts hold {wrong[-1]}, expected numbers from 0 to {len(grid) - 1}"
+                )
         tiling = _Tiling(out, work, grid, held, reference, callback)
         tiling.run(chosen, jobs, direct=parts is None or not to_file)
         complete = tiling.finish()
@@ -341,19 +349,6 @@ def _on_disk(work: TileWork, place: Path) -> TileWork:
     unary = stored(work.unary, "unary.npy")
     assert unary is not None
     return replace(work, image=stored(work.image, "image.npy"), unary=unary)
-
-
-def _chosen(parts: Sequence[int] | str | None, count: int) -> list[int]:
-    """The numbers of the tiles to refine."""
-    if parts is None:
-        return list(range(count))
-    if isinstance(parts, str):
-        return Part.parse(parts).of(range(count))
-    chosen: list[int] = np.unique(whole_numbers(parts, "parts")).tolist()
-    wrong = [number for number in chosen if not 0 <= number < count]
-    if wrong:
-        raise InputError(f"parts hold {wrong[-1]}, expected numbers from 0 to {count - 1}")
-    return chosen
 
 
 def _folder(out: Array, folder: str | PathLike[str] | None, stack: ExitStack) -> Path:

@@ -79,23 +79,13 @@ def display_name(path: object) -> str:
 
 
 def ending(path: Target) -> str:
-    """The suffix of a file, in lower case; two suffixes for ``.nii.gz``.
-
-    Example:
-        >>> ending("a/Head.NII.gz"), ending("x.tar.gz"), ending("x.png")
-        ('.nii.gz', '.gz', '.png')
-    """
+    """The suffix of a file, in lower case; two suffixes for ``.nii.gz``."""
     name = Path(path).name.lower()
     return ".nii.gz" if name.endswith(".nii.gz") else Path(name).suffix
 
 
 def stem(path: Target) -> str:
-    """The name of a file without its `ending`.
-
-    Example:
-        >>> stem("a/Head.nii.gz"), stem("x.png")
-        ('Head', 'x')
-    """
+    """The name of a file without its `ending`."""
     name = Path(path).name
     return name[: len(name) - len(ending(path))]
 

@@ -59,13 +59,6 @@ class ProgressFolder:
 
     Parts are finished when a line with their number is there; it is written after what they made. A
     folder of other parameters, or of another version, is emptied first.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as place:
-        ...     ProgressFolder(Path(place), {"tile": 8}).finish(3)
-        ...     ProgressFolder(Path(place), {"tile": 8}).finished
-        {3}
     """
 
     def __init__(self, path: Path, parameters: Record, resume: bool = True) -> None:

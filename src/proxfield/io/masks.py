@@ -137,12 +137,7 @@ def check_scale(scale: float) -> None:
 
 
 def scaled_size(size: Size, scale: float) -> Size:
-    """Width and height at another resolution, at least one pixel each.
-
-    Example:
-        >>> scaled_size((1920, 1080), 0.25)
-        (480, 270)
-    """
+    """Width and height at another resolution, at least one pixel each."""
     check_scale(scale)
     return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
 
@@ -233,12 +228,7 @@ def fill(
 
 
 def fields(pattern: Target) -> set[str]:
-    """What a pattern has places for.
-
-    Example:
-        >>> sorted(fields("view-f%f-c%c.png"))
-        ['camera', 'frame']
-    """
+    """What a pattern has places for."""
     return {_key(match)[0] for match in _PLACE.finditer(str(pattern))}
 
 

@@ -303,35 +303,31 @@ def _opened(
 ) -> Iterator[tuple[Any, Record, _Archive]]:
     """The class that a file holds, its header and its arrays; problems become one line."""
     data, path = read_bytes(source, max_bytes)
+    refused = f"isn't a file that {wanted.__name__}.save wrote"
     if not data.startswith(b"PK"):
-        raise InputError(
-            f"isn't a file that {wanted.__name__}.save wrote, expected an npz archive", path=path
-        )
+        raise InputError(f"{refused}, expected an npz archive", path=path)
     with naming(path):
         try:
             archive = _Archive(data)
             check_memory(archive.size, f"reading {path}")
-            header = _read_header(archive, wanted)
+            if "header" not in archive:
+                raise InputError(f"{refused}: it has no header")
+            header = json.loads(archive["header"].tobytes().decode("utf-8", "surrogatepass"))
+            if not isinstance(header, dict) or header.get("format") != FORMAT:
+                raise InputError(refused)
+            version = header["version"]
+            if not isinstance(version, int) or version > VERSION:
+                raise InputError(
+                    f"the file has version {shown(version)} of the format, expected at most "
+                    f"{VERSION}; read it with a newer proxfield"
+                )
+            if {"header", *header["arrays"]} != archive.names:  # names aren't under a checksum
+                raise InputError(
+                    "the file is damaged: its arrays aren't those that the header lists"
+                )
             yield _class(header["holds"], wanted), header, archive
         except ProxfieldError:
             raise
         except DAMAGE as error:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise InputError(f"the file is damaged or cut short ({reason})") from None
-
-
-def _read_header(archive: _Archive, wanted: type[Field | Result]) -> Record:
-    if "header" not in archive:
-        raise InputError(f"isn't a file that {wanted.__name__}.save wrote: it has no header")
-    header = json.loads(archive["header"].tobytes().decode("utf-8", "surrogatepass"))
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise InputError(f"isn't a file that {wanted.__name__}.save wrote")
-    version = header["version"]
-    if not isinstance(version, int) or version > VERSION:
-        raise InputError(
-            f"the file has version {shown(version)} of the format, expected at most {VERSION}; "
-            "read it with a newer proxfield"
-        )
-    if {"header", *header["arrays"]} != archive.names:  # names aren't under a checksum
-        raise InputError("the file is damaged: its arrays aren't those that the header lists")
-    return header

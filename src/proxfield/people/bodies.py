@@ -117,7 +117,14 @@ def draw_boxes(
     steps = np.broadcast_to(0.5 if strides is None else np.asarray(strides), len(rectangles))
     for box, stride in zip(rectangles, steps.tolist(), strict=True):
         _add_body(inside, box, SHAPES[shape], stride, errors.missing, rng)
-    for box in _blob_boxes(rectangles, width, height, errors.blobs, rng):
+    # blobs anywhere in the image, somewhat smaller than its bodies
+    corners = np.clip(rectangles[np.isfinite(rectangles).all(axis=1)], 0, [width, height] * 2)
+    size = corners[:, 2:] - corners[:, :2]
+    size = size[(size > 0).all(axis=1)]
+    usual = np.median(size, axis=0) if len(size) else np.array([width, height]) / 20
+    half = 0.5 * usual * rng.uniform(*BLOB, size=(errors.blobs, 2))
+    middle = rng.uniform(0, [width, height], size=(errors.blobs, 2))
+    for box in np.concatenate([middle - half, middle + half], axis=1):
         _add_body(inside, box, ellipse, 0.0, 0.0, rng)
     if errors.speckle:
         texture = smooth_noise(rng, height, width, round(height / SPOT), round(width / SPOT))
@@ -167,20 +174,6 @@ def _add_body(
         texture = smooth_noise(rng, len(v), len(u), *PATCHES)
         body = body & (texture >= np.quantile(texture[body], missing))
     inside[top:bottom, left:right] |= body
-
-
-def _blob_boxes(
-    bodies: Floats, width: int, height: int, count: int, rng: np.random.Generator
-) -> NDArray[np.float64]:
-    """Rectangles of blobs anywhere in the image, somewhat smaller than its bodies.  # (count, 4)"""
-    seen = np.isfinite(bodies).all(axis=1)
-    corners = np.clip(bodies[seen], 0, [width, height] * 2)
-    size = corners[:, 2:] - corners[:, :2]
-    size = size[(size > 0).all(axis=1)]
-    usual = np.median(size, axis=0) if len(size) else np.array([width, height]) / 20
-    half = 0.5 * usual * rng.uniform(*BLOB, size=(count, 2))
-    middle = rng.uniform(0, [width, height], size=(count, 2))
-    return np.concatenate([middle - half, middle + half], axis=1)
 
 
 def _blur(image: Floats, width: int) -> NDArray[np.float64]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from proxfield.core.common.records import Record
 from proxfield.core.engines.base import softmax_rows
@@ -116,7 +115,11 @@ class Original(Rule):
             missing = self.stable - int(state.memory.get("stable", 0))
             if missing <= 0:
                 q = program.marginals(state)
-                fixed = residual(lowered, q) <= session.limits.tol
+                g = np.array(lowered.unary, dtype=np.float64)
+                for term in lowered.terms:
+                    term.add_gradient(lowered.layout, q, g)
+                left = float(np.abs(softmax_rows(g, 2) - q).max(initial=0.0))
+                fixed = left <= session.limits.tol
                 status = Status.CONVERGED if fixed else Status.SETTLED
                 break
             if session.spent is not None:
@@ -141,14 +144,6 @@ def only_term(lowered: Lowered) -> RatioOccupancy:
         "original is for occupancy maps only: fields of one Occupancy term with model='ratio' over "
         "all variables, and unary energies"
     )
-
-
-def residual(lowered: Lowered, q: NDArray[np.float64]) -> float:
-    """The largest entry of softmax(−g(q)) − q, for the gradient g of E."""
-    g = np.array(lowered.unary, dtype=np.float64)
-    for term in lowered.terms:
-        term.add_gradient(lowered.layout, q, g)
-    return float(np.abs(softmax_rows(g, 2) - q).max(initial=0.0))
 
 
 def compile_occupancy(all: bool) -> None:

@@ -104,7 +104,15 @@ class Simulation:
         # a triangular wave: whoever reaches the border turns around
         turn = np.mod(along + half, 4 * half)
         there = np.where(turn <= 2 * half, turn, 4 * half - turn) - half
-        return _keep_apart(np.clip(there + sway, -half, half), half)
+        here = np.clip(there + sway, -half, half)
+        for _ in range(4):  # push people apart who are too close; they stay on the ground
+            gap = here[:, None] - here[None]  # (n, n, 2)
+            away = np.sqrt((gap**2).sum(axis=2))
+            np.fill_diagonal(away, np.inf)
+            push = 0.5 * np.maximum(0.0, NEAREST_PEOPLE - away)
+            here = here + (gap * (push / np.maximum(away, 1e-9))[..., None]).sum(axis=1)
+            here = np.clip(here, -half, half)
+        return np.asarray(here)
 
     def masks(self, frame: int) -> list[Mask]:
         """The masks of all cameras: 0 for background, 255 for foreground.  # (height, width)"""
@@ -246,19 +254,6 @@ def _around(ground: Ground, count: int) -> Iterator[tuple[Place, Place]]:
     for k in range(count):
         angle = np.pi / 4 + 2 * np.pi * k / count
         yield (reach * np.cos(angle), reach * np.sin(angle), up), (0.0, 0.0, 0.8)
-
-
-def _keep_apart(positions: NDArray[np.float64], half: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Push people apart who are too close; they stay on the ground."""
-    here = positions.copy()
-    for _ in range(4):
-        gap = here[:, None] - here[None]  # (n, n, 2)
-        away = np.sqrt((gap**2).sum(axis=2))
-        np.fill_diagonal(away, np.inf)
-        push = 0.5 * np.maximum(0.0, NEAREST_PEOPLE - away)
-        here = here + (gap * (push / np.maximum(away, 1e-9))[..., None]).sum(axis=1)
-        here = np.clip(here, -half, half)
-    return np.asarray(here)
 
 
 def write_simulation(
