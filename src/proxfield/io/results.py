@@ -98,10 +98,6 @@ def format_pr(log_z: float) -> str:
     return f"PR\n{value / _LN10 + 0.0!r}\n"
 
 
-def _sample_error(tokens: Tokens, kind: str, expected: str) -> InputError:
-    return tokens.error(f"the {kind} file is empty, expected {expected}", 0)
-
-
 def parse_mar(
     data: bytes | Text, name: str = "<mar>", cardinalities: npt.ArrayLike | None = None
 ) -> list[Doubles]:
@@ -124,7 +120,7 @@ def parse_mar(
     """
     tokens = Tokens(data, name, headers=("MAR",))
     if tokens.count == 0:
-        raise _sample_error(tokens, "MAR", "the number of variables")
+        raise tokens.error("the MAR file is empty, expected the number of variables", 0)
     count = tokens.integer(0, "the number of variables", 0)
     begin = 1
     try:
@@ -207,7 +203,7 @@ def parse_map(
     """
     tokens = Tokens(data, name, headers=("MAP", "MPE"))
     if tokens.count == 0:
-        raise _sample_error(tokens, "MAP", "the number of variables")
+        raise tokens.error("the MAP file is empty, expected the number of variables", 0)
     count = tokens.integer(0, "the number of variables", 0)
     begin = 1
     if count == 1 and tokens.count > 2:
@@ -249,7 +245,7 @@ def parse_pr(data: bytes | Text, name: str = "<pr>") -> float:
     """
     tokens = Tokens(data, name, headers=("PR",))
     if tokens.count == 0:
-        raise _sample_error(tokens, "PR", "log10 of the partition function")
+        raise tokens.error("the PR file is empty, expected log10 of the partition function", 0)
     place = 1 if tokens.count > 1 and tokens.numbers[0] == 1 else 0
     if tokens.count > place + 1:
         raise tokens.error(

@@ -85,15 +85,11 @@ def format_csv(detections: Detections) -> str:
     rows = [(int(f), "", "", "", "") for f in np.setdiff1d(d.frames, d.frame)]
     for k in range(len(d)):
         place = "" if d.location[k] < 0 else str(int(d.location[k]))
-        numbers = (_shorten(d.x[k]), _shorten(d.y[k]), _shorten(d.score[k]))
-        rows.append((int(d.frame[k]), *numbers, place))
+        numbers = (d.x[k], d.y[k], d.score[k])
+        x, y, score = ("" if np.isnan(v) else f"{v:.9g}" for v in numbers)
+        rows.append((int(d.frame[k]), x, y, score, place))
     rows.sort(key=lambda row: row[0])
     return "".join(",".join(map(str, row)) + "\n" for row in (COLUMNS, *rows))
-
-
-def _shorten(value: float) -> str:
-    """A number with nine digits; nothing for NaN."""
-    return "" if np.isnan(value) else f"{value:.9g}"
 
 
 def _parse_csv(text: str) -> Detections:
