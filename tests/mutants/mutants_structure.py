@@ -157,7 +157,7 @@ FILES = [
     Mutant(
         "other-arrays-accepted",
         "io/store.py",
-        'if {"header", *header["arrays"]} != archive.names:',
+        'if {"header", *header["arrays"]} != names:',
         'if not {"header", *header["arrays"]}:',
         "io/test_io_damage.py::test_arrays_must_be_those_of_the_header",
     ),

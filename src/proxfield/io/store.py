@@ -280,21 +280,14 @@ def _class(name: str, base: type[Field | Result]) -> Any:
     return cls
 
 
-class _Archive:
+class _Archive(zipfile.ZipFile):
     """Arrays by name."""
 
-    def __init__(self, data: bytes) -> None:
-        with naming_damage(None):
-            self._zip = zipfile.ZipFile(io.BytesIO(data))
-        self.size = sum(member.file_size for member in self._zip.infolist())
-        """Bytes of all arrays."""
-        self.names = {name.removesuffix(".npy") for name in self._zip.namelist()}
-
     def __contains__(self, name: str) -> bool:
-        return name in self.names
+        return f"{name}.npy" in self.NameToInfo
 
     def __getitem__(self, name: str) -> Pixels:
-        return read_member(self._zip, name)
+        return read_member(self, name)
 
 
 @contextmanager
@@ -308,8 +301,9 @@ def _opened(
         raise InputError(f"{refused}, expected an npz archive", path=path)
     with naming(path):
         try:
-            archive = _Archive(data)
-            check_memory(archive.size, f"reading {path}")
+            with naming_damage(None):
+                archive = _Archive(io.BytesIO(data))
+            check_memory(sum(part.file_size for part in archive.infolist()), f"reading {path}")
             if "header" not in archive:
                 raise InputError(f"{refused}: it has no header")
             header = json.loads(archive["header"].tobytes().decode("utf-8", "surrogatepass"))
@@ -321,7 +315,8 @@ def _opened(
                     f"the file has version {shown(version)} of the format, expected at most "
                     f"{VERSION}; read it with a newer proxfield"
                 )
-            if {"header", *header["arrays"]} != archive.names:  # names aren't under a checksum
+            names = {name.removesuffix(".npy") for name in archive.namelist()}
+            if {"header", *header["arrays"]} != names:  # names aren't under a checksum
                 raise InputError(
                     "the file is damaged: its arrays aren't those that the header lists"
                 )
