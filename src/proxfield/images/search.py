@@ -36,22 +36,22 @@ class Scored:
     settings: DenseSettings
 
 
-Evaluate = Callable[[Sequence[DenseSettings]], Sequence[Scored]]
-"""Scores settings; may return fewer than it was given where time has run out."""
-
-
 def moved(settings: DenseSettings, name: str, value: float) -> DenseSettings:
     """The same with another value of one setting, rounded."""
     changed: dict[str, float] = {name: float(f"{value:.{DIGITS}g}")}
     return replace(settings, **changed)  # type: ignore[arg-type]
 
 
-def search(evaluate: Evaluate, filters: Sequence[str] = ("auto",)) -> Scored | None:
+def search(
+    evaluate: Callable[[Sequence[DenseSettings]], Sequence[Scored]],
+    filters: Sequence[str] = ("auto",),
+) -> Scored | None:
     """The best settings that a coordinate search finds, from the best preset.
 
     Each setting in turn is multiplied and divided by a factor, and moved on in a direction that
     improves the score; when a round over all settings improves nothing, the factor becomes
-    smaller. Weights may become 0, which omits a term.
+    smaller. Weights may become 0, which omits a term. The search ends when ``evaluate`` returns
+    fewer scores than it was asked for.
     """
     best: Scored | None = None
 

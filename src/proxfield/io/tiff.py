@@ -330,9 +330,37 @@ class TiffOutput(NpyOutput):
     def finish(self) -> None:
         made = self.path.with_name("output.tif")
         if self.reference is None:
-            self._by_tifffile(made)
+            options: Record = {}
+            if len(self.shape) == 3:
+                options["planarconfig"] = "separate" if self.planes else "contig"
+            size = int(np.prod(self.shape)) * self.dtype.itemsize
+            with import_tifffile().TiffWriter(made, bigtiff=size > LARGE_TIFF) as writer:
+                writer.write(
+                    self._blocks(),
+                    shape=self.shape,
+                    dtype=self.dtype,
+                    tile=(BLOCK, BLOCK),
+                    photometric="minisblack",
+                    compression="zlib",
+                    metadata=None,
+                    **options,
+                )
         else:
-            self._by_rasterio(made, self.reference)
+            rasterio = import_rasterio()
+            shape = (1, *self.shape) if len(self.shape) == 2 else self.shape
+            shape = shape if self.planes or len(self.shape) == 2 else (shape[2], *shape[:2])
+            tiles = {"tiled": True, "blockxsize": BLOCK, "blockysize": BLOCK, "bigtiff": "if_safer"}
+            options = self.reference.options(shape, self.dtype, self.nodata)
+            with (
+                rasterio.Env(GDAL_CACHEMAX=CACHE_MB),
+                rasterio.open(made, "w", **tiles, **options) as file,
+            ):
+                self.reference.color(file)
+                for k, strip in enumerate(self._strips()):
+                    rows = strip[..., None] if strip.ndim == 2 else strip
+                    bands = np.asarray(rows if self.planes else np.moveaxis(rows, -1, 0))
+                    area = ((k * BLOCK, k * BLOCK + bands.shape[1]), (0, shape[2]))
+                    file.write(bands, window=area)
         made.replace(self.target)
         self.path.unlink()
 
@@ -341,23 +369,6 @@ class TiffOutput(NpyOutput):
         for y in range(0, self.shape[1 if self.planes else 0], BLOCK):
             stored = map_array(self.path)  # again: what is mapped counts as memory in use
             yield stored[:, y : y + BLOCK] if self.planes else stored[y : y + BLOCK]
-
-    def _by_tifffile(self, made: Path) -> None:
-        options: Record = {}
-        if len(self.shape) == 3:
-            options["planarconfig"] = "separate" if self.planes else "contig"
-        size = int(np.prod(self.shape)) * self.dtype.itemsize
-        with import_tifffile().TiffWriter(made, bigtiff=size > LARGE_TIFF) as writer:
-            writer.write(
-                self._blocks(),
-                shape=self.shape,
-                dtype=self.dtype,
-                tile=(BLOCK, BLOCK),
-                photometric="minisblack",
-                compression="zlib",
-                metadata=None,
-                **options,
-            )
 
     def _blocks(self) -> Iterator[Pixels]:
         """All tiles in the order of the file, full at the borders too."""
@@ -369,23 +380,6 @@ class TiffOutput(NpyOutput):
                     out = np.zeros((BLOCK, BLOCK, *rows.shape[2:]), dtype=self.dtype)
                     out[: piece.shape[0], : piece.shape[1]] = piece
                     yield out
-
-    def _by_rasterio(self, made: Path, reference: GeoReference) -> None:
-        rasterio = import_rasterio()
-        shape = (1, *self.shape) if len(self.shape) == 2 else self.shape
-        shape = shape if self.planes or len(self.shape) == 2 else (shape[2], *shape[:2])
-        tiles = {"tiled": True, "blockxsize": BLOCK, "blockysize": BLOCK, "bigtiff": "if_safer"}
-        options = reference.options(shape, self.dtype, self.nodata)
-        with (
-            rasterio.Env(GDAL_CACHEMAX=CACHE_MB),
-            rasterio.open(made, "w", **tiles, **options) as file,
-        ):
-            reference.color(file)
-            for k, strip in enumerate(self._strips()):
-                rows = strip[..., None] if strip.ndim == 2 else strip
-                bands = np.asarray(rows if self.planes else np.moveaxis(rows, -1, 0))
-                area = ((k * BLOCK, k * BLOCK + bands.shape[1]), (0, shape[2]))
-                file.write(bands, window=area)
 
 
 # ---- NIfTI ----
