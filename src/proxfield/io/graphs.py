@@ -151,7 +151,16 @@ def from_pgmpy(model: FactorModel) -> Field:
             f"from_pgmpy takes a model with get_cpds or get_factors, not {type(model).__name__}"
         )
     states = _states(factors)
-    order = _order(model, states)
+    # variables in the order of the model's nodes; all of them need a factor
+    known = getattr(model, "nodes", None)
+    nodes = list(known()) if callable(known) else list(states)
+    if hasattr(model, "get_variable_nodes"):  # a factor graph: its factors are nodes, too
+        nodes = [node for node in nodes if node in states]
+    if lost := [node for node in nodes if node not in states]:
+        raise InputError(
+            f"no factor holds the variable {shown(lost[0])}, so that its states aren't known"
+        )
+    order = nodes + [variable for variable in states if variable not in set(nodes)]
     number = {variable: v for v, variable in enumerate(order)}
     tables: list[Table] = []
     for k, factor in enumerate(factors):
@@ -194,20 +203,6 @@ def _states(factors: Sequence[ModelFactor]) -> dict[Hashable, list[Hashable]]:
         for variable, size in zip(factor.variables, sizes, strict=True):
             out.setdefault(variable, list(named.get(variable, range(size))))
     return out
-
-
-def _order(model: object, states: Mapping[Hashable, object]) -> list[Hashable]:
-    """Variables in the order of the model's nodes; all of them need a factor."""
-    known = getattr(model, "nodes", None)
-    nodes = list(known()) if callable(known) else list(states)
-    if hasattr(model, "get_variable_nodes"):  # a factor graph: its factors are nodes, too
-        nodes = [node for node in nodes if node in states]
-    lost = [node for node in nodes if node not in states]
-    if lost:
-        raise InputError(
-            f"no factor holds the variable {shown(lost[0])}, so that its states aren't known"
-        )
-    return nodes + [variable for variable in states if variable not in set(nodes)]
 
 
 def _aligned(

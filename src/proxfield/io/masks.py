@@ -200,13 +200,7 @@ _PERCENT = {"%c": "camera", "%f": "frame", "%i": "iteration"}
 _PLACE = re.compile(r"%[cfi]|\{(camera|frame|iteration)(?::0?([0-9]{1,2})d?)?\}")
 
 
-def fill(
-    pattern: Target,
-    *,
-    camera: str | int | None = None,
-    frame: int | None = None,
-    iteration: int | None = None,
-) -> str:
+def fill(pattern: Target, *, camera: str | int | None = None, frame: int | None = None) -> str:
     """The name of a file.
 
     Example:
@@ -214,7 +208,7 @@ def fill(
         ...     camera="left", frame=7)
         ('view-f170-c1.png', 'left/00007.png')
     """
-    values = {"camera": camera, "frame": frame, "iteration": iteration}
+    values = {"camera": camera, "frame": frame, "iteration": None}
     text = str(pattern)
 
     def put(match: re.Match[str]) -> str:

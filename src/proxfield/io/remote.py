@@ -12,7 +12,8 @@ import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, NamedTuple, TypeAlias
+from types import SimpleNamespace
+from typing import Any, BinaryIO, TypeAlias
 
 from proxfield.core.common.extras import import_extra
 from proxfield.errors import InputError, MissingDependencyError, reason
@@ -28,13 +29,6 @@ def is_remote(path: object) -> bool:
     if isinstance(path, RemotePath):
         return True
     return isinstance(path, str) and _URL.match(path) is not None
-
-
-class RemoteStat(NamedTuple):
-    """What is known about a file; 0 where the file system doesn't say."""
-
-    st_size: int
-    st_mtime_ns: int
 
 
 @dataclass(frozen=True, order=True)
@@ -126,15 +120,15 @@ class RemotePath(os.PathLike[str]):
         """Make the folder, where there are such things."""
         self._ask("makedirs", exist_ok=exist_ok)
 
-    def stat(self) -> RemoteStat:
-        """Size, and time of the last change."""
+    def stat(self) -> SimpleNamespace:
+        """Size, and time of the last change; 0 where the file system doesn't say."""
         size = self._ask("size")
         system, path = self._place
         try:
             changed = int(1e9 * system.modified(path).timestamp())
         except (NotImplementedError, KeyError, AttributeError):
             changed = 0
-        return RemoteStat(int(size or 0), changed)
+        return SimpleNamespace(st_size=int(size or 0), st_mtime_ns=changed)
 
     def open(self, mode: str = "rb") -> BinaryIO:
         """The file, to be read."""

@@ -97,11 +97,7 @@ def read_text(source: Source, max_bytes: int | None = None) -> tuple[Text, str]:
 
 
 class _BadTokenError(Exception):
-    """Internal: the token of this number in a chunk isn't a number."""
-
-    def __init__(self, index: int) -> None:
-        super().__init__(index)
-        self.index = index
+    """Internal: the token of this number, its argument, in a chunk isn't a number."""
 
 
 def _library(text: bytes, count: int) -> Doubles:
@@ -184,7 +180,7 @@ def _convert(text: bytes) -> Doubles:
         try:
             values[rows] = _library(b" ".join([text[a:b] for a, b in spans]), rows.size)
         except _BadTokenError as bad:
-            raise _BadTokenError(int(rows[bad.index])) from None
+            raise _BadTokenError(int(rows[bad.args[0]])) from None
     return values
 
 
@@ -247,10 +243,9 @@ class Tokens:
             try:
                 found = _convert(b" %b " % self._data[begin:end])
             except _BadTokenError as bad:
-                raise self.error(
-                    f"{_show(self.word(filled + bad.index))} isn't a number, expected a number",
-                    filled + bad.index,
-                ) from None
+                place = filled + bad.args[0]
+                what = f"{_show(self.word(place))} isn't a number, expected a number"
+                raise self.error(what, place) from None
             numbers[filled : filled + found.size] = found
             filled += found.size
         return numbers[:filled]
