@@ -58,7 +58,6 @@ nitpick_ignore = [  # internal types of public attributes
     ("py:class", "proxfield.core.filters.operator.Operator"),
     ("py:class", "proxfield.core.filters.plan.Plan"),
     ("py:class", "proxfield.core.filters.points.PixelPoints"),
-    ("py:class", "proxfield.images.inputs.Form"),
     ("py:class", "proxfield.core.engines.recorded.Factors"),
     ("py:class", "proxfield.core.engines.torch.tied.TiedEnergy"),
     ("py:class", "proxfield.core.terms.grid.Shift"),

@@ -81,7 +81,7 @@ if TYPE_CHECKING:  # typing takes some milliseconds to import, in which Ctrl-C i
 
     read_uai, write_uai = uai.read_model, uai.write_model
 
-APPLICATIONS = ("images.registration", "people.registration")
+APPLICATIONS = ("images.registration", "people.original")
 """Modules that add what applications bring to the core's registries, imported when it is needed."""
 
 _PLACES = {

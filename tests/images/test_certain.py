@@ -11,7 +11,7 @@ import pytest
 
 import proxfield as pf
 from proxfield.errors import InputWarning
-from proxfield.images.known import CONFIDENCE, NEGLIGIBLE, are_labels
+from proxfield.images.inputs import CONFIDENCE, NEGLIGIBLE, are_labels
 
 SIZE = (40, 60)
 

@@ -13,8 +13,7 @@ from scipy import ndimage
 
 import proxfield as pf
 from proxfield.images.axes import is_reduced, resize_linear
-from proxfield.images.inputs import as_given, as_rows
-from proxfield.images.known import flags_of, runs_of
+from proxfield.images.inputs import flags_of, runs_of
 
 SIZE = (12, 18)
 SOFT = {"spatial_weight": 0.5, "bilateral_weight": 0.9}
@@ -377,11 +376,12 @@ def test_forms_there_and_back() -> None:
     for given in (p, np.moveaxis(p, 0, -1), p[None], p[0], p[:1], p[None, :1]):
         crf = pf.DenseCRF(image, given)
         maps = np.random.default_rng(0).dirichlet(np.ones(crf.n_labels), SIZE).astype(np.float32)
-        back = as_given(maps, crf.form)
-        assert back.shape == given.shape
-        np.testing.assert_allclose(
-            as_rows(back, crf.form), maps.reshape(-1, crf.n_labels), atol=1e-6
-        )
+        axis = crf.labels_axis
+        there = maps[..., 1] if axis is None else np.moveaxis(maps, -1, axis)
+        result = crf.infer(init=there.reshape(given.shape), max_iters=0)
+        np.testing.assert_allclose(result.q.reshape(maps.shape), maps, atol=1e-6)
+        assert result.probabilities.shape == given.shape
+        np.testing.assert_allclose(result.probabilities, there.reshape(given.shape), atol=1e-6)
 
 
 def test_combinations_of_layouts() -> None:

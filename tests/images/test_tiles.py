@@ -19,8 +19,7 @@ from proxfield.core.filters.lattice import LatticeFilter
 from proxfield.core.filters.points import PixelPoints
 from proxfield.images import densecrf, tile_work, tiles
 from proxfield.images.tile_work import make_grid
-from proxfield.io.npy import NpyOutput
-from proxfield.io.windows import NewFile, open_sliced
+from proxfield.io.windows import NewFile, NpyOutput, open_sliced
 
 pytestmark = pytest.mark.slow
 

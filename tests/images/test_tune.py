@@ -15,7 +15,7 @@ import pytest
 import proxfield as pf
 from proxfield.images import trials, tune
 from proxfield.images.metrics import count_regions, mean_iou
-from proxfield.images.search import LIMITS, Scored, search, starting_points
+from proxfield.images.search import LIMITS, Scored, search
 from proxfield.images.settings import DenseSettings
 from proxfield.images.trials import NO_CRF, Measure, Trials, TrialTask, key_of, make_case, run_task
 
@@ -88,7 +88,6 @@ def test_the_search_ends_when_evaluations_do() -> None:
     found = search(few)
     assert found is not None and len(asked) == 9
     assert search(lambda points: []) is None
-    assert len(starting_points(("exact", "lattice"))) == 2 * len(pf.PRESETS)
 
 
 def test_settings_of_a_term_without_weight_are_the_same_settings() -> None:
@@ -171,9 +170,7 @@ def test_tuned_settings_help_on_held_out_images() -> None:
     assert found.best.score >= found.held_out - 0.1
     assert found.images == 6 and len(found.folds) == 3 and len(found.table) <= 14
     assert [f.score for f in found.table] == sorted((f.score for f in found.table), reverse=True)
-    assert {key_of(f.settings) for f in found.table} >= {
-        key_of(q) for q in starting_points(("auto",))
-    }
+    assert {key_of(f.settings) for f in found.table} >= {key_of(q) for q in pf.PRESETS.values()}
     # the scores are those of the settings it returns
     known = np.where(truth == 255, -1, truth.astype(int))
     total = np.zeros((3, 2), dtype=int)
@@ -276,7 +273,7 @@ def test_a_budget_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_equal_scores_change_nothing() -> None:
     evaluate, _ = bowl({})
     found = search(evaluate)
-    first = replace(starting_points(("auto",))[0], max_iters=10)  # as evaluate says
+    first = replace(next(iter(pf.PRESETS.values())), max_iters=10)  # as evaluate says
     assert found is not None and found.settings == first
 
 

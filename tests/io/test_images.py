@@ -419,7 +419,7 @@ def test_plain_arrays_are_read_as_numpy_reads_them(
     tmp_path: Path, dtype: str, shape: tuple[int, ...]
 ) -> None:
     """Without a copy, in both orders; what isn't plain takes numpy's own way."""
-    from proxfield.io.npy import view_array
+    from proxfield.io.windows import view_array
 
     values = np.random.default_rng(0).integers(0, 2, size=shape).astype(dtype)
     for given in (values, np.asfortranarray(values)):

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from proxfield.cli.main import cli
 from proxfield.errors import InputError
-from proxfield.io import archives
+from proxfield.io import files
 from proxfield.io.files import read_bytes
 from proxfield.io.results import read_evidence, read_map
 from proxfield.io.tokens import Tokens, squeeze
@@ -54,7 +54,7 @@ def test_blanks_take_no_memory(suffix: str, blank: bytes) -> None:
 
 @pytest.mark.parametrize("suffix", PACKERS)
 def test_a_bomb_is_refused(suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archives, "FREE_BYTES", 1 << 20)
+    monkeypatch.setattr(files, "FREE_BYTES", 1 << 20)
     packed = PACKERS[suffix](MODEL + b" " * (40 << 20))
     peak, message = peak_of(io.BytesIO(packed))
     assert "unpacks to more than" in message
@@ -72,12 +72,12 @@ def test_small_archives_may_hold_much_by_default(suffix: str) -> None:
 
 
 def test_ratio_counts_for_large_archives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archives, "FREE_BYTES", 1000)
+    monkeypatch.setattr(files, "FREE_BYTES", 1000)
     content = bytes(range(256)) * 40  # 10 KB in some 300 bytes
     packed = lzma.compress(content)
-    monkeypatch.setattr(archives, "MAX_RATIO", 2 * len(content) // len(packed))
+    monkeypatch.setattr(files, "MAX_RATIO", 2 * len(content) // len(packed))
     assert read_bytes(io.BytesIO(packed))[0] == content
-    monkeypatch.setattr(archives, "MAX_RATIO", len(content) // len(packed) // 2)
+    monkeypatch.setattr(files, "MAX_RATIO", len(content) // len(packed) // 2)
     with pytest.raises(InputError, match="unpacks to more than"):
         read_bytes(io.BytesIO(packed))
 
@@ -105,7 +105,7 @@ def test_xz_with_a_huge_dictionary_is_refused(monkeypatch: pytest.MonkeyPatch) -
     filters = [{"id": lzma.FILTER_LZMA2, "dict_size": 48 << 20}]
     packed = lzma.compress(MODEL, filters=filters)
     assert read_bytes(io.BytesIO(packed))[0] == MODEL
-    monkeypatch.setattr(archives, "XZ_MEMORY", 16 << 20)
+    monkeypatch.setattr(files, "XZ_MEMORY", 16 << 20)
     with pytest.raises(InputError, match=r"needs more than 16.0 MiB to decompress.*xz -9"):
         read_bytes(io.BytesIO(packed))
 

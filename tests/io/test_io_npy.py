@@ -18,8 +18,7 @@ from proxfield.bench.peers.problems import read_scenes
 from proxfield.cli.refine_files import PROCESS_BYTES, Pair, bytes_needed
 from proxfield.io import images
 from proxfield.io.files import naming_damage
-from proxfield.io.npy import map_array, stored_shape
-from proxfield.io.windows import open_sliced
+from proxfield.io.windows import map_array, open_sliced, stored_shape
 from proxfield.learn.estimator import read_arrays, write_arrays
 
 MUTANTS = 300

@@ -207,7 +207,9 @@ def test_results_that_are_no_probabilities(tmp_path: Path) -> None:
 
 
 def test_patterns(tmp_path: Path) -> None:
-    assert fill("c%c/f%f-i%i", camera="a", frame=3, iteration=1) == "ca/f3-i1"
+    assert fill("c%c/f%f", camera="a", frame=3) == "ca/f3"
+    with pytest.raises(InputError, match="has a place for the iteration"):
+        fill("c%c/f%f-i%i", camera="a", frame=3)
     assert fill("{camera}/{frame:08d}.png", camera=0, frame=15) == "0/00000015.png"
     assert fields("{camera}/%f") == {"camera", "frame"}
     with pytest.raises(InputError, match="has a place for the frame"):

@@ -7,6 +7,7 @@ import os
 import pickle
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,8 @@ import proxfield as pf
 from proxfield.cli.main import cli
 from proxfield.core.jobs import ClusterError
 from proxfield.images.tile_work import make_grid, make_tile
-from proxfield.images.tiles import TileJob
-from proxfield.io.npy import NpyOutput
-from proxfield.io.windows import open_sliced
+from proxfield.images.tiles import refine_tile
+from proxfield.io.windows import NpyOutput, open_sliced
 
 pytestmark = pytest.mark.slow
 
@@ -109,8 +109,8 @@ def test_items_are_small(files: Path) -> None:
     work = make_tile(
         *map(open_sliced, ("image.npy", "p.npy")), "probabilities", "labels", "float32", {}, {}
     )
-    grid = make_grid(work.pixels, 20, 12, work.reach)
-    assert len(pickle.dumps((TileJob(work, files), grid.part(3)))) < 10_000
+    grid = make_grid(work.axes.pixels, 20, 12, work.reach)
+    assert len(pickle.dumps((partial(refine_tile, work, files), grid.part(3)))) < 10_000
 
 
 # ---- parts ----

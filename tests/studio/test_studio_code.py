@@ -12,7 +12,7 @@ import pytest
 from studio_cases import write_files
 
 import proxfield as pf
-from proxfield.images.known import CONFIDENCE
+from proxfield.images.inputs import CONFIDENCE
 from proxfield.studio.inputs import Stroke, StudioInputs, demo_inputs, read_files
 from proxfield.studio.outputs import as_python, as_toml, curve_svg, label_png
 from proxfield.studio.session import StudioSession

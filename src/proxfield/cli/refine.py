@@ -34,7 +34,7 @@ from proxfield.core.jobs import share_of
 from proxfield.core.jobs.processes import connected
 from proxfield.errors import InputError
 from proxfield.images.cooccurrence import CooccurrenceStatistics
-from proxfield.images.known import CONFIDENCE
+from proxfield.images.inputs import CONFIDENCE
 from proxfield.images.metrics import share_of as share_in_words
 from proxfield.images.settings import DenseSettings, read_config
 from proxfield.io.images import read_array

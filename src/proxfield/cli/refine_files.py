@@ -23,7 +23,7 @@ from proxfield.core.common.memory import human_bytes
 from proxfield.core.common.records import Record, plain
 from proxfield.core.jobs import import_joblib
 from proxfield.errors import InputError
-from proxfield.io import npy
+from proxfield.io import windows
 from proxfield.io.files import atomic_write, display_name, ending, stem
 from proxfield.io.images import ARRAYS, PICTURES, import_pillow
 from proxfield.io.remote import AnyPath, RemotePath, is_remote, make_path
@@ -275,7 +275,7 @@ def stored_shape(path: FilePath) -> tuple[int, ...]:
     if suffix not in ARRAYS:
         with import_pillow().open(path) as picture:
             return (picture.height, picture.width)
-    return npy.stored_shape(path)
+    return windows.stored_shape(path)
 
 
 def affordable_jobs(wanted: int, pairs: Sequence[Pair], n_labels: int | None) -> tuple[int, str]:

@@ -35,10 +35,9 @@ from proxfield.images.settings import DenseSettings
 from proxfield.images.tile_work import HALO_SIGMAS
 from proxfield.io.files import display_name, ending, stem
 from proxfield.io.images import PICTURES, read_image, read_labels, write_labels
-from proxfield.io.npy import map_array
 from proxfield.io.remote import RemotePath
 from proxfield.io.tiff import GEOTIFF, NIFTI, has_rasterio, is_geotiff, read_reference
-from proxfield.io.windows import KINDS, is_windowed, is_zarr
+from proxfield.io.windows import KINDS, is_windowed, is_zarr, map_array
 
 TILE = 1024
 """Length of a tile where none is given: the default of `proxfield.refine_tiles`."""

@@ -209,7 +209,7 @@ def solve_rank(options: Options, rule: Rule, given: Record) -> tuple[PartResult,
 def read_grid(transport: Transport, path: str, coupling: float) -> Partition:
     """A grid whose unary energies are in a file, of which each rank reads its box."""
     from proxfield.distributed import grid_partition
-    from proxfield.io.npy import map_array
+    from proxfield.io.windows import map_array
 
     energies = map_array(path)
     if energies.ndim < 2 or energies.dtype.kind != "f" or energies.shape[-1] < 2:

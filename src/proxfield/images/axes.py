@@ -18,46 +18,24 @@ FLAT = 2
 
 @dataclass(frozen=True)
 class Axes:
-    """One way to read an image and the array of what is known about its pixels.
+    """One way to read an image and the array of what is known about its pixels."""
 
-    Attributes:
-        pixels: Shape of the image without channels.
-        labels: The axis of labels, 0 or more; None: no such axis.
-        channels: The axis of channels; None without.
-        mask: The numbers are those of foreground alone.
-        reduced: They are fewer than the pixels.
-    """
-
-    pixels: tuple[int, ...]
-    labels: int | None
-    channels: int | None
-    mask: bool = False
-    reduced: bool = False
+    pixels: tuple[int, ...]  # shape of the image without channels
+    labels: int | None  # the axis, 0 or more, if there is one
+    channels: int | None  # the axis, if there is one
+    mask: bool = False  # the numbers are those of foreground alone
+    reduced: bool = False  # they are fewer than the pixels
 
 
 @dataclass(frozen=True)
 class AxisReader:
-    """Finds the way to read an image and the array of what is known about its pixels.
-
-    Args:
-        image: The image, or None.
-        values: Probabilities, logits or energies.
-        what: Which of them.
-        labels_axis: An axis, None (no such axis), or "auto": the first or the last.
-        channel_axis: An axis, None, or "auto": the first, the last or none.
-
-    Example:
-        >>> image, energies = np.zeros((40, 50, 3)), np.zeros((7, 40, 50))
-        >>> axes = AxisReader(image, energies, "energies").read()
-        >>> axes.pixels, axes.labels, axes.channels
-        ((40, 50), 0, 2)
-    """
+    """Finds the way to read an image and the array of what is known about its pixels."""
 
     image: Pixels | None
-    values: Pixels
-    what: str
-    labels_axis: int | str | None = "auto"
-    channel_axis: int | str | None = "auto"
+    values: Pixels  # probabilities, logits or energies
+    what: str  # which of them
+    labels_axis: int | str | None = "auto"  # None: no such axis; "auto": the first or the last
+    channel_axis: int | str | None = "auto"  # "auto": the first, the last or none
 
     def read(self) -> Axes:
         """The way to read them; labels in full size come first, then masks, then smaller maps."""
@@ -170,15 +148,8 @@ class AxisReader:
                     found.append(Axes(pixels, a, c, mask=a is None, reduced=reduced))
         return found
 
-    # ---- batches ----
-
     def counts_images(self, batch: bool | None, n_axes: int | None) -> bool:
-        """Whether the first axis counts images, and there is one; several are refused.
-
-        Args:
-            batch: As for `DenseCRF`.
-            n_axes: Number of axes of pixels, if something tells it.
-        """
+        """Whether the first axis counts images, and there is one; several are refused."""
         if batch not in (None, True, False):
             raise InputError(f"batch={shown(batch)}, expected True, False or None")
         if batch is False or (n_axes is not None and n_axes > FLAT and batch is None):
@@ -247,16 +218,8 @@ def sums_to_one(values: Pixels, axis: int) -> bool:
         return bool((np.abs(sums - 1) <= TOLERANCE).all())
 
 
-# ---- smaller maps ----
-
-
 def is_reduced(small: Sequence[int], full: Sequence[int]) -> bool:
-    """Whether sizes are smaller along every axis, by the same factor up to one pixel.
-
-    Example:
-        >>> is_reduced((47, 63), (375, 500)), is_reduced((47, 47), (375, 500))
-        (True, False)
-    """
+    """Whether sizes are smaller along every axis, by the same factor up to one pixel."""
     if len(small) != len(full) or not all(0 < s < f for s, f in zip(small, full, strict=True)):
         return False
     lowest = max((s - 1) / f for s, f in zip(small, full, strict=True))
@@ -268,18 +231,6 @@ def resize_linear(values: Pixels, sizes: Sequence[int], axes: Sequence[int]) -> 
 
     Pixel k of n covers the interval from k/n to (k + 1)/n of an axis; beyond the outermost centers
     the values are constant. This is what torch calls ``align_corners=False``.
-
-    Args:
-        values: Real numbers.
-        sizes: The new size of each of these axes.
-        axes: Which axes.
-
-    Returns:
-        A new array, float32 or float64.
-
-    Example:
-        >>> resize_linear(np.array([0.0, 1.0]), [4], [0]).tolist()
-        [0.0, 0.25, 0.75, 1.0]
     """
     out = values
     if values.dtype.kind != "f" or values.dtype.itemsize < 4:

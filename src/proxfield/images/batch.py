@@ -15,8 +15,7 @@ from proxfield.core.common.records import Record
 from proxfield.core.jobs import check_jobs, run_jobs, slots_of, threads_per_item
 from proxfield.errors import InputError, InputWarning, ProxfieldError, shown
 from proxfield.images.densecrf import DenseCRF, divided
-from proxfield.images.inputs import ArrayKind, confidence_note, to_host
-from proxfield.images.known import CONFIDENCE
+from proxfield.images.inputs import CONFIDENCE, ArrayKind, confidence_note, to_host
 from proxfield.images.settings import DenseSettings
 
 Item = tuple[int, Array, Array]

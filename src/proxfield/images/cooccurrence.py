@@ -93,8 +93,6 @@ class CooccurrenceStatistics:
         p = 1 - (1 - both / alone) * (1 - both / alone[:, None])
         return np.asarray(np.clip(p, MIN_PROBABILITY, 1.0))
 
-    # ---- counting ----
-
     @classmethod
     def from_label_maps(
         cls,
@@ -146,8 +144,6 @@ class CooccurrenceStatistics:
             row[values] = 1.0
         together = (present.T @ present).astype(np.int64)
         return cls(len(seen), np.diagonal(together), together, fewest)
-
-    # ---- files ----
 
     def to_json(self) -> str:
         """One JSON object on one line.
@@ -214,11 +210,7 @@ class CooccurrenceStatistics:
 
 
 def find_label_maps(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
-    """Files as they are, and the .png and .npy files of folders in order of their names.
-
-    Raises:
-        InputError: For a folder without any.
-    """
+    """Files as they are, and the .png and .npy files of folders in order of their names."""
     out: list[Path] = []
     for path in map(Path, paths):
         if not path.is_dir():

@@ -16,8 +16,7 @@ from proxfield.core.solve.rounding import round_marginals
 from proxfield.core.terms.base import Ints
 from proxfield.core.terms.gaussian import Gaussian
 from proxfield.core.terms.unary import Unary
-from proxfield.images.inputs import as_given
-from proxfield.images.known import ODDS, flags_of
+from proxfield.images.inputs import ODDS, flags_of
 from proxfield.images.metrics import share_of
 from proxfield.result import Result
 
@@ -44,8 +43,10 @@ class DenseResult(Result):
 
         An array of numpy, unless what was given was of torch, cupy or xarray.
         """
-        maps = self.q.reshape(*self.field.pixels, self.field.n_labels)
-        return self.field.original.restore(as_given(maps, self.field.form))
+        crf, axis = self.field, self.field.labels_axis
+        maps = self.q.reshape(*crf.pixels, crf.n_labels)
+        given = maps[..., 1] if axis is None else np.moveaxis(maps, -1, axis)
+        return crf.original.restore(given.reshape(crf.shape))
 
     @cached_property
     def labels(self) -> Array:
@@ -124,33 +125,35 @@ class DenseResult(Result):
         return super().sample(count, seed).reshape(count, *self.field.pixels)
 
 
-def some_changed(result: DenseResult) -> bool:
-    """Whether one of some thousand pixels changed: that costs nothing, and usually one has."""
-    n, labels = result.field.n_vars, result.field.n_labels
-    some = slice(None, None, max(1, n // SAMPLE))
-    unary = result.field.terms[0]
-    assert isinstance(unary, Unary)
-    before = np.asarray(unary.energies).reshape(n, labels)[some].argmin(axis=1)
-    return bool((result.q.reshape(n, labels)[some].argmax(axis=1) != before).any())
-
-
 def unchanged_note(result: DenseResult) -> str:
     """What to say where updates changed no pixel and its labels are why; else nothing."""
     crf = result.field
-    if crf.n_labels < 2 or not result.iterations or some_changed(result) or result.changed.any():
-        return ""
-    if np.ptp(result._most_probable()) == 0:  # one label only: nothing to refine
-        return ""
-    if labels_outweigh_terms(crf):
-        return (
-            f"no pixel changed: {crf.n_labels} labels of confidence {crf.confidence:g} outweigh "
-            "the terms; lower confidence=, or pass larger weights (preset='krahenbuehl')"
-        )
-    if crf._certain_meant:
+    if crf.n_labels < 2 or not result.iterations:
         return ""
     unary = crf.terms[0]
     assert isinstance(unary, Unary)
     table = np.asarray(unary.energies).reshape(crf.n_vars, -1)
+    # some thousand pixels first: that costs nothing, and usually one has changed
+    some = slice(None, None, max(1, crf.n_vars // SAMPLE))
+    if (result.q.reshape(table.shape)[some].argmax(axis=1) != table[some].argmin(axis=1)).any():
+        return ""
+    if result.changed.any():
+        return ""
+    if np.ptp(result._most_probable()) == 0:  # one label only: nothing to refine
+        return ""
+    # whether log odds of a right label are no less than about what Potts terms cost: then hardly
+    # any of them can change. Of other terms nothing is claimed
+    weights = [abs(t.weight) for t in crf.terms if isinstance(t, Gaussian) and t.potts]
+    p = crf.confidence
+    if p is not None and p != 1 and len(weights) == len(crf.terms) - 1:
+        odds = p / ((1 - p) / (crf.n_labels - 1))
+        if 0 < 0.8 * sum(weights) <= np.log(odds):
+            return (
+                f"no pixel changed: {crf.n_labels} labels of confidence {p:g} outweigh the terms; "
+                "lower confidence=, or pass larger weights (preset='krahenbuehl')"
+            )
+    if crf._certain_meant:
+        return ""
     low, second = np.partition(table, 1, axis=1)[:, :2].T
     certain = (second - low >= 0.999 * ODDS) & np.isfinite(second)  # without those of scribbles
     share = float(certain.mean())
@@ -160,18 +163,3 @@ def unchanged_note(result: DenseResult) -> str:
         f"no pixel changed: {share:.4g} of the pixels are certain (a label of probability 1); "
         "DenseCRF.from_labels(image, labels, confidence=0.7) takes labels that may be wrong"
     )
-
-
-def labels_outweigh_terms(crf: DenseCRF) -> bool:
-    """Whether labels were given of which about none can change.
-
-    That is where the log odds of a right label are no less than about what Potts terms cost.
-    Of other terms nothing is claimed.
-    """
-    if crf.confidence is None or crf.confidence == 1 or crf.n_labels < 2:
-        return False
-    weights = [abs(t.weight) for t in crf.terms if isinstance(t, Gaussian) and t.potts]
-    if len(weights) != len(crf.terms) - 1:
-        return False
-    others = (1 - crf.confidence) / (crf.n_labels - 1)
-    return bool(0 < 0.8 * sum(weights) <= np.log(crf.confidence / others))

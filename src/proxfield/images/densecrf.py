@@ -30,22 +30,18 @@ from proxfield.field import LONGEST_KINDS, Field
 from proxfield.images.cooccurrence import CooccurrenceStatistics
 from proxfield.images.dense_result import DenseResult, unchanged_note
 from proxfield.images.inputs import (
+    CONFIDENCE,
     READING,
     ArrayKind,
-    Form,
     Reading,
-    as_rows,
-    confidence_note,
-    fix_labels,
-    read_inputs,
-    to_host,
-)
-from proxfield.images.known import (
-    CONFIDENCE,
     check_confidence,
+    confidence_note,
     find_ignored,
+    fix_labels,
     flags_of,
+    read_inputs,
     runs_of,
+    to_host,
 )
 from proxfield.images.pixels import (
     channels_last,
@@ -54,7 +50,9 @@ from proxfield.images.pixels import (
     color_range,
     each,
     first_pixel,
+    mask_rows,
     place,
+    rows,
     widths,
 )
 from proxfield.images.settings import (
@@ -181,9 +179,9 @@ class DenseCRF(Field):
             warnings.warn(confidence_note(what, read.confidence), InputWarning, stacklevel=2)
         self.pixels = read.axes.pixels
         """Shape of the image without channels: that of a label map."""
-        self.labels_axis = read.form.labels_axis
+        self.labels_axis = read.labels_axis
         """The axis of labels in what was given; None for a mask."""
-        self.shape = read.form.shape
+        self.shape = read.shape
         """Shape of what was given, at the size of the image."""
         self.original = read.original
         table = read.table
@@ -387,11 +385,6 @@ class DenseCRF(Field):
             labels[flags_of(runs, len(labels))] = value
         return labels.reshape(self.pixels)
 
-    @property
-    def form(self) -> Form:
-        """The form of the array that was given, for results in the same form."""
-        return Form(self.pixels, self.labels_axis, self.shape)
-
     def __repr__(self) -> str:
         size = "×".join(map(str, self.pixels))
         counted = (name if n == 1 else f"{n} {name}" for name, n in self.kinds.items())
@@ -450,7 +443,12 @@ def infer_dense(
 ) -> DenseResult:
     """`DenseCRF.infer` without its warning, for callers that report what changed themselves."""
     if not isinstance(init, str | Result) and np.shape(init) == crf.shape:
-        init = as_rows(np.asarray(to_host(init)), crf.form)
+        values, axis = np.asarray(to_host(init)), crf.labels_axis
+        init = (
+            mask_rows(values, crf.pixels)
+            if axis is None
+            else rows(values.reshape(crf.shape[len(crf.shape) - len(crf.pixels) - 1 :]), axis)
+        )
     known = False
     if isinstance(max_iters, str):
         if max_iters != "preset":

@@ -2,12 +2,17 @@
 
 `read_inputs` finds the one way to read an image and the array that goes with it, and returns the
 energies with what is needed to give results the form of that array.
+
+Probabilities that are all 0 or 1, as masks and one-hot maps have them, are labels: taken as
+probabilities, each label is certain, and no update can change a pixel. Such a map is therefore
+treated as a label map whose labels are right with some probability.
 """
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import TYPE_CHECKING, TypedDict
@@ -16,11 +21,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from proxfield.core.common.arrays import Array, Pixels
+from proxfield.core.common.checks import is_real
 from proxfield.core.common.logs import log
 from proxfield.errors import InputError, shown
 from proxfield.images.axes import FLAT, Axes, AxisReader, resize_linear
-from proxfield.images.known import CONFIDENCE, NO_STROKE, are_labels, as_confident, check_confidence
 from proxfield.images.pixels import (
+    ROWS,
+    TOLERANCE,
     into_energies,
     logits_into_energies,
     mask_rows,
@@ -33,42 +40,29 @@ if TYPE_CHECKING:
     from proxfield.images.settings import DenseSettings
 
 
-@dataclass(frozen=True)
-class Form:
-    """The form of the array that a caller gave, for results in the same form.
-
-    Attributes:
-        pixels: Shape of a label map.
-        labels_axis: The axis of labels, without a first axis that counts images; None: a mask,
-            probabilities of foreground.
-        shape: Shape of all probabilities, at the size of the image.
-    """
-
-    pixels: tuple[int, ...]
-    labels_axis: int | None
-    shape: tuple[int, ...]
+IGNORED = 255
+"""The value by which label maps usually mark pixels to ignore."""
+NO_STROKE = 255
+"""The value of scribbles where there is none."""
+CONFIDENCE = 0.7
+"""The probability that a label is right, where nothing is said."""
+NEGLIGIBLE = 1e-5
+"""Probabilities up to this count as 0; the default of ``clip``."""
+ODDS = -math.log(NEGLIGIBLE)
+"""Difference of two logits from which on one of the labels counts as certain."""
 
 
 @dataclass(frozen=True)
 class DenseInputs:
-    """What a dense CRF is made of.
+    """What a dense CRF is made of."""
 
-    Attributes:
-        table: Energies, one row per pixel.  # (n, labels)
-        image: The image; None without.
-        axes: Where pixels and channels are in it.
-        form: That of the results.
-        original: The kind of array that results should be.
-        confidence: The probability of labels that were given in place of probabilities; None if
-            these were probabilities indeed.
-    """
-
-    table: NDArray[np.float32]
+    table: NDArray[np.float32]  # energies, one row per pixel: (n, labels)
     image: Pixels | None
     axes: Axes
-    form: Form
-    original: ArrayKind
-    confidence: float | None = None
+    labels_axis: int | None  # without a first axis that counts images; None: a mask
+    shape: tuple[int, ...]  # of all probabilities, at the size of the image
+    original: ArrayKind  # the kind of array that results should be
+    confidence: float | None = None  # of labels in place of probabilities; None: there were none
 
 
 class Reading(TypedDict, total=False):
@@ -103,12 +97,8 @@ def read_inputs(
 ) -> DenseInputs:
     """Energies from probabilities, logits or energies, in any form that people have them in.
 
-    Args:
-        image: The image, or None.
-        given: Probabilities, logits and energies by name; one of them isn't None.
-        options: How to read them; all of `READING`.
-        settings: What has one number per axis of pixels tells how many axes there are; and the
-            probability of labels that are given in place of probabilities.
+    The settings say what labels in place of probabilities are worth, and, where they have a number
+    per axis of pixels, how many axes there are.
     """
     labels_axis, channel_axis = options["labels_axis"], options["channel_axis"]
     confidence = CONFIDENCE if settings.confidence is None else settings.confidence
@@ -162,22 +152,12 @@ def read_inputs(
         logits_into_energies(table, pixels, clip)
     elif what == "probabilities":
         into_energies(table, pixels, clip, options["normalize"] and not axes.mask)
-    form = Form(pixels, axis, (1,) * first + values.shape)
-    return DenseInputs(table, picture, axes, form, original, assumed)
+    shape = (1,) * first + values.shape
+    return DenseInputs(table, picture, axes, axis, shape, original, assumed)
 
 
 def confidence_note(what: str, confidence: float, of: str = "") -> str:
-    """What to say about probabilities that are labels.
-
-    Args:
-        what: "probabilities" or "logits".
-        confidence: The probability that is assumed.
-        of: Of which images.
-
-    Example:
-        >>> confidence_note("probabilities", 0.7, " of 2 images")[:60]
-        'probabilities of 2 images are all 0 or 1: taken as labels th'
-    """
+    """What to say about probabilities that are labels."""
     certain = "are all 0 or 1" if what == "probabilities" else "leave no label in doubt"
     return (
         f"{what}{of} {certain}: taken as labels that are right with probability {confidence:g}; "
@@ -208,13 +188,7 @@ def _shifted(axis: int | str | None, ndim: int) -> int | str | None:
 def fix_labels(
     table: NDArray[np.float32], scribbles: Array, pixels: tuple[int, ...]
 ) -> NDArray[np.float32]:
-    """Energies with some pixels fixed to a label: all others are impossible there.
-
-    Args:
-        table: Energies; not changed.  # (n, labels)
-        scribbles: A label per pixel; none where it is `NO_STROKE`, or below 0.  # (*pixels)
-        pixels: Shape of the image.
-    """
+    """Energies with some pixels fixed to a label: all others are impossible there."""
     strokes = numbers(to_host(scribbles), "scribbles")
     if strokes.dtype.kind not in "iub":
         raise InputError(f"scribbles must be whole numbers, not {strokes.dtype}")
@@ -233,29 +207,6 @@ def fix_labels(
     out[at] = np.inf
     out[at, flat[at]] = 0
     return out
-
-
-# ---- results ----
-
-
-def as_given(maps: Pixels, form: Form) -> Pixels:
-    """Marginals of all pixels in the form that the caller's array had.
-
-    Args:
-        maps: Labels last.  # (*pixels, labels)
-        form: The form.
-    """
-    if form.labels_axis is None:
-        return maps[..., 1].reshape(form.shape)
-    return np.moveaxis(maps, -1, form.labels_axis).reshape(form.shape)
-
-
-def as_rows(values: Pixels, form: Form) -> NDArray[np.float32]:
-    """The inverse of `as_given`: one row per pixel.  # (n, labels)"""
-    if form.labels_axis is None:
-        return mask_rows(values, form.pixels)
-    lead = len(form.shape) - len(form.pixels) - 1
-    return rows(values.reshape(form.shape[lead:]), form.labels_axis)
 
 
 # ---- arrays of other libraries ----
@@ -280,12 +231,7 @@ def is_on_gpu(values: object) -> bool:
 
 
 def to_host(values: Array) -> Array:
-    """What numpy can read: tensors and arrays on a GPU are copied from it, all else stays.
-
-    Example:
-        >>> to_host([[1, 2]])
-        [[1, 2]]
-    """
+    """What numpy can read: tensors and arrays on a GPU are copied from it, all else stays."""
     if is_xarray(values):
         return to_host(values.data)
     if is_torch(values):
@@ -298,13 +244,9 @@ def to_host(values: Array) -> Array:
 
 @dataclass(frozen=True)
 class ArrayKind:
-    """The kind of array that a caller gave; makes the same kind from numpy's.
+    """The kind of array that a caller gave; makes the same kind from numpy's."""
 
-    Attributes:
-        given: The array; None for numpy's, lists and all that has no kind of its own.
-    """
-
-    given: Array = None
+    given: Array = None  # None for numpy's, lists and all that has no kind of its own
 
     @classmethod
     def of(cls, values: Array) -> ArrayKind:
@@ -317,12 +259,7 @@ class ArrayKind:
         return cls()
 
     def restore(self, values: Pixels, without: int | None = None) -> Array:
-        """An array of the original's kind, and where that was (its device, its dimensions).
-
-        Args:
-            values: The numbers.
-            without: An axis of the original that they lack.
-        """
+        """An array of the original's kind, and where that was (its device, its dimensions)."""
         if self.given is None:
             return values
         if isinstance(self.given, _Named):
@@ -362,9 +299,6 @@ def named_axes(image: Array, unary: Array) -> tuple[int | None, int | None] | No
 
     The dimensions that an image and its probabilities share are the pixels, in the same order;
     what is left of each is its labels or channels.
-
-    Returns:
-        The axis of labels and the axis of channels (None: no such axis).
     """
     if not (is_xarray(image) and is_xarray(unary)):
         return None
@@ -376,3 +310,127 @@ def named_axes(image: Array, unary: Array) -> tuple[int | None, int | None] | No
     if len(labels) > 1 or len(channels) > 1:
         return None
     return (labels[0] if labels else None), (channels[0] if channels else None)
+
+
+# ---- labels, which may be given in place of probabilities ----
+
+
+def check_confidence(confidence: float, n_labels: int | None = None) -> None:
+    """Refuse what is no probability above 0, or no more than that of any other label.
+
+    Example:
+        >>> check_confidence(0.25, n_labels=4)
+        Traceback (most recent call last):
+        proxfield.errors.InputError: confidence=0.25, expected above 1/4 (4 labels as probable as \
+each other) and at most 1
+    """
+    if not is_real(confidence) or not 0 < confidence <= 1:
+        raise InputError(f"confidence={shown(confidence)}, expected above 0 and at most 1")
+    if n_labels is not None and n_labels > 1 and confidence * n_labels <= 1:
+        raise InputError(
+            f"confidence={shown(confidence)}, expected above 1/{n_labels} ({n_labels} labels as "
+            "probable as each other) and at most 1"
+        )
+
+
+def runs_of(flags: NDArray[np.bool_]) -> tuple[int, ...]:
+    """Starts and ends of the runs of True, one after another."""
+    padded = np.concatenate([[False], flags.ravel(), [False]])
+    return tuple(np.flatnonzero(padded[1:] != padded[:-1]).tolist())
+
+
+def flags_of(runs: Sequence[int], size: int) -> NDArray[np.bool_]:
+    """The inverse of `runs_of`.  # (size,)"""
+    flags = np.zeros(size, dtype=bool)
+    for start, end in zip(runs[::2], runs[1::2], strict=True):
+        flags[start:end] = True
+    return flags
+
+
+def find_ignored(
+    labels: Pixels, ignore: int | str | None, unsure: int | None, n_labels: int | None
+) -> int | None:
+    """The value of pixels to leave out of consideration; None if there is none."""
+    if ignore is None or (ignore == "auto" and unsure == IGNORED):
+        return None
+    if isinstance(ignore, str):
+        if ignore != "auto":
+            raise InputError(f"ignore={shown(ignore)}, expected a whole number, None or 'auto'")
+        top = int(labels.max())
+        if top != IGNORED or (n_labels is not None and n_labels > IGNORED):
+            return None
+        if n_labels is None and not ((labels != IGNORED) & (labels != 0)).any():
+            raise InputError(
+                "labels hold only 0 and 255, expected 0, 1, …; if 255 is foreground, pass "
+                "labels // 255, if it stands for unknown, ignore=255"
+            )
+        return IGNORED
+    if isinstance(ignore, bool) or not isinstance(ignore, int | np.integer):
+        raise InputError(f"ignore={shown(ignore)}, expected a whole number, None or 'auto'")
+    if ignore == unsure:
+        raise InputError(f"ignore={ignore} and unsure={unsure}, expected different values")
+    return int(ignore)
+
+
+def are_labels(
+    parts: Iterable[Pixels], axis: int | None, what: str, normalize: bool = False
+) -> bool:
+    """Whether all pixels are certain, and not all of the same label.
+
+    Without an axis of labels there is one number per pixel, of foreground. No part is read after
+    the first pixel that isn't certain.
+    """
+    first, varied = None, False
+    for block in (block for part in parts for block in _blocks(part, axis)):
+        sure = _certain(block, axis is None, what, normalize)
+        if sure is None:
+            return False
+        best = sure if axis is None else sure.argmax(axis=-1)
+        first = best.flat[0] if first is None else first
+        varied = varied or bool((best != first).any())
+    return varied
+
+
+def as_confident(values: Pixels, axis: int | None, what: str, confidence: float) -> Pixels:
+    """The same labels with another probability; the other labels share the rest."""
+    others = (1.0 - confidence) / (1 if axis is None else values.shape[axis] - 1)
+    if axis is None:
+        sure = values > (0 if what == "logits" else 0.5)
+        if what == "logits":
+            confidence, others = (math.log(p / (1 - p)) for p in (confidence, others))
+    else:
+        sure = values == values.max(axis=axis, keepdims=True)
+        if what == "logits":
+            confidence, others = math.log(confidence), math.log(others)
+    return np.asarray(np.where(sure, np.float32(confidence), np.float32(others)))
+
+
+def _blocks(values: Pixels, axis: int | None) -> Iterator[Pixels]:
+    """Some pixels after others, with their labels last: most maps show at once what they are."""
+    moved = values if axis is None else np.moveaxis(values, axis, -1)
+    each = math.prod(moved.shape[1:] if axis is None else moved.shape[1:-1])
+    step = max(1, ROWS // max(1, each))
+    return (moved[start : start + step] for start in range(0, len(moved), step))
+
+
+def _certain(block: Pixels, mask: bool, what: str, normalize: bool) -> NDArray[np.bool_] | None:
+    """Which labels are certain (for a mask: where foreground is); None if a pixel has none."""
+    if block.dtype.kind in "bu":
+        block = block.astype(np.float32)
+    with np.errstate(invalid="ignore"):
+        if mask and what == "logits":
+            return block > 0 if (np.abs(block) >= ODDS).all() else None
+        if mask:
+            high = np.abs(block - 1) <= NEGLIGIBLE
+            return high if (high | (np.abs(block) <= NEGLIGIBLE)).all() else None
+        best = block.max(axis=-1, keepdims=True)
+        if what == "logits":
+            if not np.isfinite(block).all():
+                return None
+            above = block > best - ODDS
+        else:
+            whole = (best > 0) if normalize else np.abs(best - 1) <= TOLERANCE
+            if not whole.all() or block.min() < 0:
+                return None
+            above = block > NEGLIGIBLE * best
+        return above if (np.count_nonzero(above, axis=-1) == 1).all() else None

@@ -18,14 +18,7 @@ UNLABELLED = -1
 def read_truth(
     truth: ArrayLike, pixels: tuple[int, ...], n_labels: int, ignore: Sequence[int]
 ) -> NDArray[np.int64]:
-    """A map of true labels, checked; `UNLABELLED` where there is none.  # (*pixels)
-
-    Args:
-        truth: Labels, whole numbers.  # (*pixels)
-        pixels: Shape of the image.
-        n_labels: Labels of the probabilities.
-        ignore: Values that stand for no label.
-    """
+    """A map of true labels, checked; `UNLABELLED` where there is none.  # (*pixels)"""
     given = np.asarray(truth)
     if given.dtype.kind not in "iub":
         raise InputError(f"true labels must be whole numbers, not {given.dtype}")
@@ -44,17 +37,10 @@ def read_truth(
     return out
 
 
-# ---- regions ----
-
-
 def count_regions(truth: NDArray[np.int64], labels: NDArray[np.int64], n_labels: int) -> Counts:
     """Pixels of each class: right, true, and found; unlabelled ones left out.  # (3, labels)
 
     These are the diagonal and the sums of the rows and the columns of a confusion matrix.
-
-    Example:
-        >>> count_regions(np.array([0, 1, 1, -1]), np.array([0, 1, 0, 0]), 2).tolist()
-        [[1, 1], [1, 2], [2, 1]]
     """
     known = truth != UNLABELLED
     t, g = truth[known], labels[known]
@@ -62,29 +48,16 @@ def count_regions(truth: NDArray[np.int64], labels: NDArray[np.int64], n_labels:
 
 
 def mean_iou(counts: Counts) -> float:
-    """Intersection over union, the mean over all classes that are true or found anywhere.
-
-    Example:
-        >>> mean_iou(np.array([[1, 1, 0], [1, 2, 0], [2, 1, 0]]))
-        0.5
-    """
+    """Intersection over union, the mean over all classes that are true or found anywhere."""
     right, true, found = counts
     union = true + found - right
     return float((right[union > 0] / union[union > 0]).mean()) if union.any() else 0.0
 
 
 def accuracy(counts: Counts) -> float:
-    """The share of pixels that have the right label.
-
-    Example:
-        >>> round(accuracy(np.array([[1, 1], [1, 2], [2, 1]])), 3)
-        0.667
-    """
+    """The share of pixels that have the right label."""
     right, true, _ = counts
     return float(right.sum() / max(1, true.sum()))
-
-
-# ---- boundaries ----
 
 
 def edges(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -139,12 +112,7 @@ def count_boundaries(
 
 
 def boundary_f(counts: Counts) -> float:
-    """F1 of the boundaries, the mean over all classes that have one, true or found.
-
-    Example:
-        >>> boundary_f(np.array([[2, 0], [4, 0], [3, 0], [3, 0]]))  # precision ½, recall 1
-        0.6666666666666666
-    """
+    """F1 of the boundaries, the mean over all classes that have one, true or found."""
     near, found, reached, true = counts
     any_at_all = (found > 0) | (true > 0)
     if not any_at_all.any():
@@ -156,34 +124,13 @@ def boundary_f(counts: Counts) -> float:
     return float(f[any_at_all].mean())
 
 
-# ---- by name ----
-
-
 @dataclass(frozen=True)
 class Metric:
-    """A score of label maps.
+    """A score of label maps."""
 
-    Attributes:
-        title: What it is called in reports.
-        boundaries: Is it made of `count_boundaries`? Else of `count_regions`.
-        score: From counts, summed over images, to a number; higher is better.
-    """
-
-    title: str
-    boundaries: bool
-    score: Callable[[Counts], float]
-
-    def count(
-        self,
-        truth: NDArray[np.int64],
-        labels: NDArray[np.int64],
-        n_labels: int,
-        tolerance: float,
-    ) -> Counts:
-        """What one image adds."""
-        if self.boundaries:
-            return count_boundaries(truth, labels, n_labels, tolerance)
-        return count_regions(truth, labels, n_labels)
+    title: str  # what it is called in reports
+    boundaries: bool  # is it made of `count_boundaries`, or of `count_regions`?
+    score: Callable[[Counts], float]  # of counts, summed over images; higher is better
 
 
 METRICS = {

@@ -36,39 +36,22 @@ class Scored:
     settings: DenseSettings
 
 
-Evaluate = Callable[[Sequence[DenseSettings]], Sequence[Scored]]
-"""Scores settings; may return fewer than it was given where time has run out."""
-
-
-def starting_points(filters: Sequence[str]) -> list[DenseSettings]:
-    """The presets, with each filter."""
-    return [replace(preset, filter=filter) for preset in PRESETS.values() for filter in filters]
-
-
 def moved(settings: DenseSettings, name: str, value: float) -> DenseSettings:
-    """The same with another value of one setting, rounded.
-
-    Example:
-        >>> moved(PRESETS["krahenbuehl"], "bilateral_sigma", 56.5685).bilateral_sigma
-        56.57
-    """
+    """The same with another value of one setting, rounded."""
     changed: dict[str, float] = {name: float(f"{value:.{DIGITS}g}")}
     return replace(settings, **changed)  # type: ignore[arg-type]
 
 
-def search(evaluate: Evaluate, filters: Sequence[str] = ("auto",)) -> Scored | None:
+def search(
+    evaluate: Callable[[Sequence[DenseSettings]], Sequence[Scored]],
+    filters: Sequence[str] = ("auto",),
+) -> Scored | None:
     """The best settings that a coordinate search finds, from the best preset.
 
     Each setting in turn is multiplied and divided by a factor, and moved on in a direction that
     improves the score; when a round over all settings improves nothing, the factor becomes
-    smaller. Weights may become 0, which omits a term.
-
-    Args:
-        evaluate: Scores points; when it returns fewer than asked for, the search ends.
-        filters: Filters to try.
-
-    Returns:
-        The best, or None if nothing could be evaluated.
+    smaller. Weights may become 0, which omits a term. The search ends when ``evaluate`` returns
+    fewer scores than it was asked for.
     """
     best: Scored | None = None
 
@@ -109,7 +92,7 @@ def search(evaluate: Evaluate, filters: Sequence[str] = ("auto",)) -> Scored | N
         return True
 
     with contextlib.suppress(_OutOfTimeError):
-        better(starting_points(filters))
+        better([replace(p, filter=filter) for p in PRESETS.values() for filter in filters])
         for factor in FACTORS:
             while sum(along(name, factor) for name in LIMITS):  # a round over all of them
                 pass
@@ -118,9 +101,6 @@ def search(evaluate: Evaluate, filters: Sequence[str] = ("auto",)) -> Scored | N
 
 class _OutOfTimeError(Exception):
     """Internal: fewer settings were scored than asked for."""
-
-
-# ---- what tune returns ----
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from proxfield.core.terms.gaussian import Gaussian
 from proxfield.errors import InputError, shown
 from proxfield.images.axes import Axes, AxisReader
 from proxfield.images.densecrf import DenseCRF, infer_dense
-from proxfield.images.known import CONFIDENCE, are_labels
+from proxfield.images.inputs import CONFIDENCE, are_labels
 from proxfield.images.pixels import color_bandwidth, widths
 from proxfield.images.settings import DenseSettings
 from proxfield.io.folders import ProgressFolder
@@ -39,53 +39,26 @@ MAX_KEYS = 1 << 22
 
 @dataclass(frozen=True)
 class TileWork:
-    """How to refine a tile; see `make_tile`. It travels to other processes.
+    """How to refine a tile; see `make_tile`. It travels to other processes."""
 
-    Attributes:
-        image: The whole image; None without.
-        unary: Probabilities, logits or labels of all its pixels.
-        kind: Which of them.
-        output: "labels" or "probabilities".
-        dtype: The type of probabilities that are written.
-        axes: Where pixels, labels and channels are.
-        n_labels: Number of labels.
-        settings: All settings of the terms.
-        build: Options of `DenseCRF` and, for labels, of `DenseCRF.from_labels`.
-        run: Options of `DenseCRF.infer`.
-        blurs: Those of the lattices, term by term; None where there is nothing to choose.
-        certain: Whether probabilities or logits of the whole image are labels.
-    """
-
-    image: Sliced | None
-    unary: Sliced
-    kind: str
-    output: str
-    dtype: str
+    image: Sliced | None  # the whole image
+    unary: Sliced  # probabilities, logits or labels of all its pixels
+    kind: str  # which of them
+    output: str  # "labels" or "probabilities"
+    dtype: str  # of probabilities that are written
     axes: Axes
     n_labels: int
     settings: DenseSettings
-    build: Record
-    run: Record
-    blurs: tuple[str | None, ...] = ()
-    certain: bool = False
-
-    # ---- shapes ----
-
-    @property
-    def pixels(self) -> tuple[int, ...]:
-        """Shape of the image without channels."""
-        return self.axes.pixels
+    build: Record  # options of `DenseCRF` and, for labels, of `DenseCRF.from_labels`
+    run: Record  # options of `DenseCRF.infer`
+    blurs: tuple[str | None, ...] = ()  # of each term's lattice; None: nothing to choose
+    certain: bool = False  # whether probabilities or logits of the whole image are labels
 
     @property
     def ignored(self) -> int | None:
         """A value of labels that results keep, if it was named."""
         value = self.build.get("ignore")
         return value if isinstance(value, int) else None
-
-    @property
-    def output_shape(self) -> tuple[int, ...]:
-        """Shape of all results."""
-        return self.with_labels(self.pixels)
 
     @property
     def output_dtype(self) -> Dtype:
@@ -105,9 +78,7 @@ class TileWork:
     def window(self, core: Window) -> Window:
         """A window of pixels as one of results."""
         axis = None if self.output == "labels" else self.axes.labels
-        return _inserted(core, axis, self.output_shape)
-
-    # ---- decisions about the whole image ----
+        return _inserted(core, axis, self.with_labels(self.axes.pixels))
 
     @property
     def parameters(self) -> Record:
@@ -124,24 +95,19 @@ class TileWork:
     def reach(self) -> tuple[float, ...]:
         """Largest standard deviation of a term in pixels, along each axis."""
         found = [sigma for sigma, _ in self._terms()]
-        return tuple(np.max(found, axis=0)) if found else (0.0,) * len(self.pixels)
+        return tuple(np.max(found, axis=0)) if found else (0.0,) * len(self.axes.pixels)
 
     def _terms(self) -> list[tuple[Doubles, bool]]:
         """Standard deviations in pixels of each term, and whether it sees colors."""
-        n_axes = len(self.pixels)
+        n_axes = len(self.axes.pixels)
         spacing = widths(self.build.get("spacing", 1.0), n_axes, "spacing", "axis")
         kinds = self.settings.kinds(self.image is not None)
         return [(self.settings.sigmas(k, n_axes) / spacing, k == "bilateral") for k in kinds]
 
     def decided(self, grid: TileGrid, held: ProgressFolder) -> TileWork:
-        """The same with the width of colors, the filter and its blurs as the whole image has them.
-
-        Args:
-            grid: The tiles.
-            held: Keeps what was decided for runs that go on.
-        """
+        """The same with width of colors, filter and blurs as the whole image has them."""
         build = dict(self.build)
-        count = int(np.prod(self.pixels, dtype=np.int64))
+        count = int(np.prod(self.axes.pixels, dtype=np.int64))
         build["filter"] = choose(self.settings.filter, count)
         kept = held.note("decisions")
         if kept is None:
@@ -185,10 +151,10 @@ class TileWork:
             np.linspace(0, len(grid) - 1, min(len(grid), SAMPLED_TILES)).astype(int)
         )
         out: list[str | None] = []
-        total = int(np.prod(self.pixels, dtype=np.int64))
+        total = int(np.prod(self.axes.pixels, dtype=np.int64))
         for sigma, colored in self._terms():
             found: list[Ints] = [np.zeros(0, dtype=np.int64)]
-            seen, d = 0, len(self.pixels)
+            seen, d = 0, len(self.axes.pixels)
             for number in numbers:
                 core = grid.part(int(number)).core
                 points = self._sample(core, sigma, color if colored else None)
@@ -212,16 +178,13 @@ class TileWork:
         size, first = zip(*((c.stop - c.start, c.start) for c in core), strict=True)
         channels = None
         if color is not None:
-            seen = self.read_image(core)
-            at = self.axes.channels
+            seen, at = self.read_image(core), self.axes.channels
             channels = seen[..., None] if at is None else np.moveaxis(seen, at, -1)
             color = np.broadcast_to(color, channels.shape[-1:])
         places = np.ix_(*(np.arange(c.start, c.stop) for c in core))
-        chosen = np.ravel_multi_index(places, self.pixels).ravel() % SAMPLE_STRIDE == 0
+        chosen = np.ravel_multi_index(places, self.axes.pixels).ravel() % SAMPLE_STRIDE == 0
         found = PixelPoints(size, 1.0 / sigma, channels, color, first).array()
         return np.asarray(found[chosen])
-
-    # ---- one tile ----
 
     def read_image(self, window: Window) -> Pixels:
         """The image in a window of pixels, with all channels."""
@@ -348,17 +311,11 @@ seam are then those of the whole image for 99.99 % of the pixels; see benchmarks
 
 @dataclass(frozen=True)
 class ImageTile:
-    """One tile of an image.
+    """One tile of an image."""
 
-    Attributes:
-        number: Its number, row by row from 0.
-        core: Its pixels, of which results are kept.
-        around: The pixels that are refined, with the halo.
-    """
-
-    number: int
-    core: Window
-    around: Window
+    number: int  # row by row from 0
+    core: Window  # its pixels, of which results are kept
+    around: Window  # the pixels that are refined, with the halo
 
     @property
     def inner(self) -> Window:
@@ -373,24 +330,11 @@ class ImageTile:
 
 @dataclass(frozen=True)
 class TileGrid:
-    """All tiles of an image.
+    """All tiles of an image."""
 
-    Args:
-        pixels: Shape of the image without channels.
-        tile: Length of a tile along each axis.
-        halo: Pixels around it along each axis.
-
-    Example:
-        >>> grid = TileGrid((100, 50), (64, 64), (8, 8))
-        >>> len(grid), str(grid.part(1))
-        (2, 'tile 1 (pixels 56:100, 0:50)')
-        >>> grid.part(1).inner
-        (slice(8, 44, None), slice(0, 50, None))
-    """
-
-    pixels: tuple[int, ...]
-    tile: tuple[int, ...]
-    halo: tuple[int, ...]
+    pixels: tuple[int, ...]  # shape of the image without channels
+    tile: tuple[int, ...]  # length of a tile along each axis
+    halo: tuple[int, ...]  # pixels around it along each axis
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -417,18 +361,7 @@ def make_grid(
     halo: int | Sequence[int] | str,
     reach: Sequence[float],
 ) -> TileGrid:
-    """The tiles of an image.
-
-    Args:
-        pixels: Shape of the image without channels.
-        tile: Length of a tile: one number, or one per axis.
-        halo: Likewise, or "auto".
-        reach: Largest standard deviation of a term in pixels, along each axis.
-
-    Example:
-        >>> make_grid((3000, 2000), 1024, "auto", (40.0, 40.0)).halo
-        (200, 200)
-    """
+    """The tiles of an image."""
     lengths = _whole(tile, len(pixels), "tile", 1)
     if isinstance(halo, str):
         if halo != "auto":

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,20 +34,23 @@ from proxfield.images.densecrf import divided
 from proxfield.images.inputs import confidence_note
 from proxfield.images.settings import DenseSettings
 from proxfield.images.tile_work import INPUTS, ImageTile, TileGrid, TileWork, make_grid, make_tile
-from proxfield.io.files import NO_FOLDER, display_name, naming_damage
+from proxfield.io.files import NO_FOLDER, display_name, ending, naming_damage
 from proxfield.io.folders import ProgressFolder
-from proxfield.io.npy import map_array, mapped, store_array
 from proxfield.io.remote import is_remote
-from proxfield.io.tiff import GeoReference
+from proxfield.io.tiff import GeoReference, TiffOutput
 from proxfield.io.windows import (
     Held,
     HeldOutput,
     NewFile,
+    NpyOutput,
     Output,
     Sliced,
+    ZarrOutput,
     check_output,
-    open_output,
+    map_array,
+    mapped,
     open_sliced,
+    store_array,
     writing_to,
 )
 
@@ -158,12 +162,20 @@ def refine_tiles(
         (4, [0, 0, 1])
     """
     start = time.perf_counter()
-    _check(kind, output, dtype, options)
+    if kind not in INPUTS:
+        raise InputError(f"kind={shown(kind)}, expected one of: {', '.join(INPUTS)}")
+    if output not in OUTPUTS:
+        raise InputError(f"output={shown(output)}, expected labels or probabilities")
+    if dtype not in ("float32", "float16"):
+        raise InputError(f"dtype={shown(dtype)}, expected float32 or float16")
+    for name in ("cooccurrence", "scribbles", "origin", "batch", "logits", "energies"):
+        if options.pop(name, None) is not None:
+            raise InputError(f"{name} doesn't go with tiles, expected refine_tiles without it")
     jobs = check_jobs(jobs)
     picture = None if image is None else open_sliced(image, "the image")
     unary = open_sliced(probabilities, kind)
     work = make_tile(picture, unary, kind, output, dtype, *divided(options, of_labels=True))
-    grid = make_grid(work.pixels, tile, halo, work.reach)
+    grid = make_grid(work.axes.pixels, tile, halo, work.reach)
     to_file = isinstance(out, str | PathLike)
     with ExitStack() as stack:
         place = _folder(out, folder, stack)
@@ -175,7 +187,15 @@ def refine_tiles(
         if work.certain and DenseSettings.chosen(options).confidence is None:
             note = confidence_note(kind, work.build["confidence"])
             warnings.warn(note, InputWarning, stacklevel=2)
-        chosen = _chosen(parts, len(grid))
+        chosen: Sequence[int] = range(len(grid))
+        if isinstance(parts, str):
+            chosen = Part.parse(parts).of(chosen)
+        elif parts is not None:
+            chosen = np.unique(whole_numbers(parts, "parts")).tolist()
+            if wrong := [number for number in chosen if not 0 <= number < len(grid)]:
+                raise InputError(
+                    f"parts hold {wrong[-1]}, expected numbers from 0 to {len(grid) - 1}"
+                )
         tiling = _Tiling(out, work, grid, held, reference, callback)
         tiling.run(chosen, jobs, direct=parts is None or not to_file)
         complete = tiling.finish()
@@ -228,7 +248,7 @@ class _Tiling:
         work, threads = self.work, threads_per_item(jobs, self.work.run.get("threads"))
         if slots_of(jobs) > 1:
             work = replace(_on_disk(work, self.held.path), run={**work.run, "threads": threads})
-        job = TileJob(work, self.held.path)
+        job = partial(refine_tile, work, self.held.path)
         for record in run_jobs(job, map(self.grid.part, todo), jobs, threads):
             number = record["number"]
             if self.target is not None:
@@ -255,12 +275,15 @@ class _Tiling:
 
     def open(self) -> None:
         """Open the output, and copy into it what other runs, or this before, left in files."""
-        work, shape, dtype = self.work, self.work.output_shape, self.work.output_dtype
+        work, dtype = self.work, self.work.output_dtype
+        shape = work.with_labels(work.axes.pixels)
         if isinstance(self.out, str | PathLike):
             chunks = work.with_labels(self.grid.tile)
             path, place = Path(self.out), self.held.path
             new = NewFile(path, place, shape, dtype, chunks, self.reference, work.ignored)
-            self.target = open_output(new)
+            kinds: dict[str, type[NpyOutput | ZarrOutput]]
+            kinds = {".npy": NpyOutput, ".zarr": ZarrOutput}
+            self.target = kinds.get(ending(path), TiffOutput)(new)
         else:
             self.target = HeldOutput(self.out, shape, dtype)
         for number in sorted(stored_tiles(self.held.path)):
@@ -288,36 +311,23 @@ class _Tiling:
             self.callback(len(self.there), len(self.grid))
 
 
-# ---- tiles as jobs ----
-
-
 def tile_path(place: Path, number: int) -> Path:
     """The file of a finished tile that isn't in the output yet."""
     return place / f"tile-{number}.npy"
 
 
-@dataclass(frozen=True)
-class TileJob:
-    """One tile: read, refine, write to a file of its own. It travels to other processes.
-
-    A call returns a record: the ``number`` of the tile, the ``status`` of its inference, and how
-    many of its pixels ``changed``.
-    """
-
-    work: TileWork
-    place: Path
-
-    def __call__(self, part: ImageTile) -> Record:
-        return_freed_arrays()
-        try:
-            values, status, changed = self.work.refine(part)
-            with writing_to(self.place):
-                store_array(tile_path(self.place, part.number), values)
-        except InputError as error:
-            raise InputError(f"{part}: {error}") from None
-        finally:
-            gc.collect()  # fields and programs refer to each other: the next tile needs the room
-        return {"number": part.number, "status": status, "changed": changed}
+def refine_tile(work: TileWork, place: Path, part: ImageTile) -> Record:
+    """One tile: read, refine, write to a file of its own; tells how many pixels changed."""
+    return_freed_arrays()
+    try:
+        values, status, changed = work.refine(part)
+        with writing_to(place):
+            store_array(tile_path(place, part.number), values)
+    except InputError as error:
+        raise InputError(f"{part}: {error}") from None
+    finally:
+        gc.collect()  # fields and programs refer to each other: the next tile needs the room
+    return {"number": part.number, "status": status, "changed": changed}
 
 
 def stored_tiles(place: Path) -> set[int]:
@@ -329,7 +339,7 @@ def _on_disk(work: TileWork, place: Path) -> TileWork:
     """The same with arrays in memory as files, which other processes read by themselves."""
 
     def stored(given: Sliced | None, name: str) -> Sliced | None:
-        if not isinstance(given, Held) or not given.in_memory:
+        if not (isinstance(given, Held) and isinstance(given.array, np.ndarray)):
             return given
         with writing_to(place):
             np.save(place / name, given.array)
@@ -338,32 +348,6 @@ def _on_disk(work: TileWork, place: Path) -> TileWork:
     unary = stored(work.unary, "unary.npy")
     assert unary is not None
     return replace(work, image=stored(work.image, "image.npy"), unary=unary)
-
-
-def _check(kind: str, output: str, dtype: str, options: Record) -> None:
-    if kind not in INPUTS:
-        raise InputError(f"kind={shown(kind)}, expected one of: {', '.join(INPUTS)}")
-    if output not in OUTPUTS:
-        raise InputError(f"output={shown(output)}, expected labels or probabilities")
-    if dtype not in ("float32", "float16"):
-        raise InputError(f"dtype={shown(dtype)}, expected float32 or float16")
-    for name in ("cooccurrence", "scribbles", "origin", "batch", "logits", "energies"):
-        if options.get(name) is not None:
-            raise InputError(f"{name} doesn't go with tiles, expected refine_tiles without it")
-        options.pop(name, None)
-
-
-def _chosen(parts: Sequence[int] | str | None, count: int) -> list[int]:
-    """The numbers of the tiles to refine."""
-    if parts is None:
-        return list(range(count))
-    if isinstance(parts, str):
-        return Part.parse(parts).of(range(count))
-    chosen: list[int] = np.unique(whole_numbers(parts, "parts")).tolist()
-    wrong = [number for number in chosen if not 0 <= number < count]
-    if wrong:
-        raise InputError(f"parts hold {wrong[-1]}, expected numbers from 0 to {count - 1}")
-    return chosen
 
 
 def _folder(out: Array, folder: str | PathLike[str] | None, stack: ExitStack) -> Path:

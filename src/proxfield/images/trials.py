@@ -28,7 +28,13 @@ from proxfield.core.terms.gaussian import Gaussian
 from proxfield.errors import InputError
 from proxfield.field import Field
 from proxfield.images.densecrf import DenseCRF
-from proxfield.images.metrics import Counts, find_metric, read_truth
+from proxfield.images.metrics import (
+    Counts,
+    count_boundaries,
+    count_regions,
+    find_metric,
+    read_truth,
+)
 from proxfield.images.settings import TERM_SETTINGS, DenseSettings
 from proxfield.io.files import display_name, naming, read_bytes
 from proxfield.io.images import read_image, read_labels, read_probabilities
@@ -79,9 +85,6 @@ def make_case(number: int, image: Given, probabilities: Given, truth: Given) -> 
         made.update(b"|")
     name = display_name(image) if isinstance(image, str | PathLike) else f"image {number}"
     return LabelledImage(name, *parts, made.hexdigest())
-
-
-# ---- one image ----
 
 
 @dataclass(frozen=True)
@@ -151,8 +154,13 @@ def _try_points(task: TrialTask) -> Record:
         return terms[kind][1].reweighted(settings.weight(kind))
 
     def count(labels: NDArray[np.int64]) -> list[list[int]]:
-        maps = labels.reshape(base.pixels)
-        return metric.count(truth, maps, base.n_labels, measure.tolerance).tolist()  # type: ignore[no-any-return]
+        given = truth, labels.reshape(base.pixels), base.n_labels
+        counts = (
+            count_boundaries(*given, measure.tolerance)
+            if metric.boundaries
+            else count_regions(*given)
+        )
+        return counts.tolist()  # type: ignore[no-any-return]
 
     tried = {NO_CRF: {"0": count(base.terms[0].energies.argmin(axis=1))}}  # type: ignore[attr-defined]
     for point in sorted(task.points, key=lambda p: (p.filter, p.bilateral_sigma, key_of(p))):
@@ -168,17 +176,10 @@ def _try_points(task: TrialTask) -> Record:
     return {"digest": case.digest, "counts": tried, "certain": base.confidence is not None}
 
 
-# ---- all trials ----
-
-
 class Trials:
-    """Counts by image and settings, kept in memory and, as they come, in a file.
+    """Counts by image and settings, kept in memory and, as they come, in a file of JSON lines.
 
-    Args:
-        path: A file of JSON lines; lines in it that are about the same data, measured in the same
-            way, count as done. None: nothing is stored.
-        measure: How trials are counted.
-        fresh: Don't use what the file holds; it is written anew.
+    Lines that are about the same data, measured in the same way, count as done, unless ``fresh``.
     """
 
     def __init__(self, path: str | PathLike[str] | None, measure: Measure, fresh: bool) -> None:
@@ -253,12 +254,7 @@ class Trials:
 
 
 class FieldUpdates:
-    """A field, compiled for the CPU, and its certified update (that of the rule "fixed").
-
-    Args:
-        field: The field.
-        threads: Maximum number of threads.
-    """
+    """A field, compiled for the CPU, and its certified update (that of the rule "fixed")."""
 
     def __init__(self, field: Field, threads: int | None) -> None:
         self.field, self.lowered = field, field.lower()

@@ -17,8 +17,7 @@ from proxfield.core.common.records import Record
 from proxfield.core.filters import FILTERS
 from proxfield.core.jobs import Workers, open_workers, slots_of, threads_per_item
 from proxfield.errors import InputError, InputWarning, shown
-from proxfield.images.inputs import confidence_note
-from proxfield.images.known import CONFIDENCE, check_confidence
+from proxfield.images.inputs import CONFIDENCE, check_confidence, confidence_note
 from proxfield.images.metrics import Counts, find_metric
 from proxfield.images.search import Fold, Scored, TuneProgress, TuneResult, search
 from proxfield.images.settings import DenseSettings
@@ -38,6 +37,8 @@ from proxfield.images.trials import (
 TRIALS = 60
 FOLDS = 5
 TOLERANCE = 2.0
+BUILD = ("labels_axis", "channel_axis", "normalize", "clip", "spacing", "confidence")
+"""Options of `DenseCRF` that can be given."""
 
 
 def tune(
@@ -113,8 +114,36 @@ def tune(
     """
     said = build.get("confidence") is not None
     build["confidence"] = build["confidence"] if said else CONFIDENCE
-    measure = _check(metric, ignore, tolerance, filters, color_range, build)
-    cases = _make_cases(images, probabilities, truth)
+    find_metric(metric)
+    for key in build:
+        if key not in BUILD:
+            raise InputError(f"unknown option {shown(key)}, expected: {', '.join(BUILD)}")
+    check_confidence(build["confidence"])
+    if not 0 <= tolerance < 100:
+        raise InputError(f"tolerance={shown(tolerance)}, expected 0 to 99 pixels")
+    for name in filters:
+        if name not in ("auto", *FILTERS):
+            raise InputError(f"filters: {shown(name)}, expected auto, {', '.join(FILTERS)}")
+    if not filters:
+        raise InputError("no filters, expected at least one")
+    if color_range is not None and not 0 < color_range < float("inf"):
+        raise InputError(f"color_range={shown(color_range)}, expected a number above 0")
+    left_out = (ignore,) if isinstance(ignore, int | np.integer) else tuple(ignore)
+    ignored = tuple(map(int, left_out))
+    measure = Measure(metric, float(tolerance), ignored, color_range, dict(build))
+    unaries, maps = list(probabilities), list(truth)
+    pictures = [None] * len(unaries) if images is None else list(images)
+    if not len(pictures) == len(unaries) == len(maps):
+        raise InputError(
+            f"{len(pictures)} images, {len(unaries)} probabilities and {len(maps)} maps of true "
+            "labels, expected as many of each"
+        )
+    if len(unaries) < 2:
+        raise InputError(
+            f"{len(unaries)} images, expected 2 or more: settings are chosen on some and tested on "
+            "others"
+        )
+    cases = [make_case(k, *x) for k, x in enumerate(zip(pictures, unaries, maps, strict=True))]
     counts = [("trials", trials, 1), ("folds", folds, 2)]
     counts += [] if jobs is None else [("jobs", jobs, 1)]
     for name, value, least in counts:
@@ -136,52 +165,6 @@ def tune(
         note = confidence_note("probabilities", CONFIDENCE, of)
         warnings.warn(note, InputWarning, stacklevel=2)
     return found
-
-
-def _check(
-    metric: str,
-    ignore: int | Sequence[int],
-    tolerance: float,
-    filters: Sequence[str],
-    color_range: float | None,
-    build: Record,
-) -> Measure:
-    find_metric(metric)
-    known = ("labels_axis", "channel_axis", "normalize", "clip", "spacing", "confidence")
-    for key in build:
-        if key not in known:
-            raise InputError(f"unknown option {shown(key)}, expected: {', '.join(known)}")
-    check_confidence(build["confidence"])
-    if not 0 <= tolerance < 100:
-        raise InputError(f"tolerance={shown(tolerance)}, expected 0 to 99 pixels")
-    for name in filters:
-        if name not in ("auto", *FILTERS):
-            raise InputError(f"filters: {shown(name)}, expected auto, {', '.join(FILTERS)}")
-    if not filters:
-        raise InputError("no filters, expected at least one")
-    if color_range is not None and not 0 < color_range < float("inf"):
-        raise InputError(f"color_range={shown(color_range)}, expected a number above 0")
-    left_out = (ignore,) if isinstance(ignore, int | np.integer) else tuple(ignore)
-    return Measure(metric, float(tolerance), tuple(map(int, left_out)), color_range, dict(build))
-
-
-def _make_cases(
-    images: Iterable[Given] | None, probabilities: Iterable[Given], truth: Iterable[Given]
-) -> list[LabelledImage]:
-    unaries, maps = list(probabilities), list(truth)
-    pictures = [None] * len(unaries) if images is None else list(images)
-    if not len(pictures) == len(unaries) == len(maps):
-        raise InputError(
-            f"{len(pictures)} images, {len(unaries)} probabilities and {len(maps)} maps of true "
-            "labels, expected as many of each"
-        )
-    if len(unaries) < 2:
-        raise InputError(
-            f"{len(unaries)} images, expected 2 or more: settings are chosen on some and tested on "
-            "others"
-        )
-    together = zip(pictures, unaries, maps, strict=True)
-    return [make_case(k, *parts) for k, parts in enumerate(together)]
 
 
 @dataclass
@@ -281,22 +264,21 @@ class _Tuning:
             for point in points:
                 asked.setdefault(key_of(point), point)
             new = [key for key in asked if key not in table][:room]
-            if self.out_of_time():
+            if self.budget is not None and time.perf_counter() - self.start > self.budget:
+                self.stopped = f"the time budget of {self.budget:g} s was used up"
+            if self.stopped:
                 new = [k for k in new if not self.trials.missing(cases, [asked[k]])]
             self.ensure(cases, [asked[key] for key in new])
             for key in new:
-                table[key] = found = self.best_updates(cases, asked[key])
+                # the number of updates that suits best, of equal ones the smallest
+                score, updates = max((self.score(cases, key, n), -n) for n in MARKS)
+                table[key] = found = Scored(score, replace(asked[key], max_iters=-updates))
                 if self.phase == 0 and (self.best is None or found.score > self.best.score):
                     self.best = found
                 self.tell(len(table))
             return [table[key] for point in points if (key := key_of(point)) in table]
 
         return search(evaluate, filters)
-
-    def best_updates(self, cases: Sequence[LabelledImage], point: DenseSettings) -> Scored:
-        """The number of updates that suits a point best; of equal ones the smallest."""
-        score, updates = max((self.score(cases, key_of(point), n), -n) for n in MARKS)
-        return Scored(score, replace(point, max_iters=-updates))
 
     def ensure(self, cases: Sequence[LabelledImage], points: Sequence[DenseSettings]) -> None:
         """Make the trials that are missing; raises the first error of an image."""
@@ -311,7 +293,7 @@ class _Tuning:
             self.take(run_task(task), len(task.points))
         if tasks[alone:] and self.workers is not None:
             sizes = {task.case.digest: len(task.points) for task in tasks}
-            for record in self.workers.run(run_task, tasks[alone:], _name_of):
+            for record in self.workers.run(run_task, tasks[alone:], lambda task: task.case.name):
                 self.take(record, sizes[record["digest"]])
             if self.workers.interrupted:
                 raise KeyboardInterrupt
@@ -323,12 +305,6 @@ class _Tuning:
             self.certain.add(record["digest"])
         self.trials.add(record)
         self.made += points
-
-    def out_of_time(self) -> bool:
-        """Whether the budget is used up."""
-        if self.budget is not None and time.perf_counter() - self.start > self.budget:
-            self.stopped = f"the time budget of {self.budget:g} s was used up"
-        return bool(self.stopped)
 
     def tell(self, tried: int) -> None:
         """Call the user's callback."""
@@ -352,7 +328,3 @@ class _Tuning:
                 left,
             )
         )
-
-
-def _name_of(task: TrialTask) -> str:
-    return task.case.name

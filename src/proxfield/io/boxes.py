@@ -14,7 +14,7 @@ from proxfield.core.common.checks import is_exact, is_real
 from proxfield.core.common.records import Record
 from proxfield.errors import InputError, shown
 from proxfield.io.files import Target, decode_text, naming, parse_json, read_bytes
-from proxfield.io.masks import Size, check_scale, check_sizes, fields, fill, fill_boxes
+from proxfield.io.masks import Size, check_source, fields, fill, fill_boxes
 
 COLUMNS = ("camera", "frame", "left", "top", "right", "bottom")
 MIN_SCORE = 0.5
@@ -52,10 +52,7 @@ class BoxMasks:
     _all: list[int] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_scale(self.scale)
-        check_sizes(self.sizes, self.cameras)
-        if self.missing not in ("error", "skip"):
-            raise InputError(f"missing={shown(self.missing)}, expected error or skip")
+        check_source(self.scale, self.sizes, self.cameras, self.missing)
         self._found.update(read_boxes(self.path, self.cameras))
         self._all.extend(sorted({frame for found in self._found.values() for frame in found}))
 
@@ -97,13 +94,6 @@ def read_boxes(path: Target, cameras: tuple[str, ...]) -> dict[str, Found]:
     JSON list of objects with these names; and, for one file per camera, a JSON object with
     ``idxs`` (frames), ``bboxes`` (of each frame) and ``scores``. The first two don't list frames
     without boxes: all frames from the first to the last are there.
-
-    Args:
-        path: The file, or a pattern with ``%c`` or ``{camera}``.
-        cameras: Names of the cameras.
-
-    Raises:
-        InputError: If a file can't be read, or a camera has no boxes.
     """
     asked: list[tuple[str, str | None]]
     if "camera" in fields(path):

@@ -41,23 +41,14 @@ INTRINSIC = ("intrinsic_zero", "intrinsic", "intrinsic_original")
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """One camera.
-
-    Args:
-        name: As in the file.
-        matrix: K, in pixels.  # (3, 3)
-        rotation: R.  # (3, 3)
-        translation: t, in meters.  # (3,)
-        distortion: Coefficients as in OpenCV; None for none.  # (4,), (5,) or more
-        size: Width and height of its images; None if the file doesn't say.
-    """
+    """One camera."""
 
     name: str
-    matrix: Floats
-    rotation: Floats
-    translation: Floats
-    distortion: Floats | None = None
-    size: tuple[int, int] | None = None
+    matrix: Floats  # K, in pixels: (3, 3)
+    rotation: Floats  # R: (3, 3)
+    translation: Floats  # t, in meters: (3,)
+    distortion: Floats | None = None  # coefficients as in OpenCV: (4,), (5,) or more
+    size: tuple[int, int] | None = None  # width and height, if the file says them
 
     @property
     def center(self) -> Floats:
@@ -72,19 +63,7 @@ def read_calibration(
     size: tuple[int, int] | None = None,
     unit: str | None = None,
 ) -> tuple[Calibration, ...]:
-    """Calibrations of several cameras.
-
-    Args:
-        path: A JSON file, or a folder like WILDTRACK's ``calibrations``, with ``extr_NAME.xml``
-            and ``intr_NAME.xml`` in folders ``extrinsic`` and ``intrinsic_zero``, or side by side.
-        cameras: Names of those that are wanted, in this order; by default all, in the order of
-            the file, or of their names.
-        size: Width and height of the images, where files don't say.
-        unit: "m", "cm" or "mm"; by default what the file says, cm for WILDTRACK, else m.
-
-    Raises:
-        InputError: If files can't be read or contradict themselves.
-    """
+    """Calibrations of several cameras; see `people.cameras.load_cameras`."""
     if unit is not None and unit not in UNITS:
         raise InputError(f"unit={shown(unit)}, expected one of: {', '.join(UNITS)}")
     where = Path(path)
@@ -117,9 +96,6 @@ def write_calibration(path: Target, calibrations: Iterable[Calibration]) -> None
     atomic_write(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
-# ---- JSON ----
-
-
 def _read_json(path: Path, unit: str | None) -> list[Calibration]:
     data, name = read_bytes(path)
     content = parse_json(decode_text(data, name, "a calibration in JSON"), name)
@@ -132,22 +108,21 @@ def _read_json(path: Path, unit: str | None) -> list[Calibration]:
     cameras = content["cameras"] if own else content
     if not isinstance(cameras, dict) or not cameras:
         raise InputError("has no cameras")
-    length = UNITS[unit or given]
-    return [_from_object(str(key), value, length) for key, value in cameras.items()]
-
-
-def _from_object(camera: str, value: object, length: float) -> Calibration:
-    if not isinstance(value, dict):
-        raise InputError(f"camera {camera}: expected an object with K, R, t")
-    arrays = {}
-    for key, shape in (("K", (3, 3)), ("R", (3, 3)), ("t", (3,))):
-        if key not in value:
-            raise InputError(f"camera {camera} has no {key}, expected K, R and t")
-        arrays[key] = _array(value[key], shape, f"camera {camera}: {key}")
-    lens = value.get("dist")
-    lens = None if lens is None else _array(lens, (-1,), f"camera {camera}: dist")
-    shift = length * arrays["t"]
-    return Calibration(camera, arrays["K"], arrays["R"], shift, lens, _size(value, camera))
+    out = []
+    for camera, value in cameras.items():
+        if not isinstance(value, dict):
+            raise InputError(f"camera {camera}: expected an object with K, R, t")
+        arrays = {}
+        for key, shape in (("K", (3, 3)), ("R", (3, 3)), ("t", (3,))):
+            if key not in value:
+                raise InputError(f"camera {camera} has no {key}, expected K, R and t")
+            arrays[key] = _array(value[key], shape, f"camera {camera}: {key}")
+        lens = value.get("dist")
+        lens = None if lens is None else _array(lens, (-1,), f"camera {camera}: dist")
+        shift = UNITS[unit or given] * arrays["t"]
+        size = _size(value, camera)
+        out.append(Calibration(camera, arrays["K"], arrays["R"], shift, lens, size))
+    return out
 
 
 def _size(value: Mapping[str, object], camera: str) -> tuple[int, int] | None:
@@ -174,9 +149,6 @@ def _array(value: object, shape: tuple[int, ...], what: str) -> Floats:
     except (TypeError, ValueError):
         count = "numbers" if shape == (-1,) else f"{math.prod(shape)} numbers"
         raise InputError(f"{what} isn't what it should be, expected {count}") from None
-
-
-# ---- XML ----
 
 
 def _read_folder(folder: Path, unit: str | None) -> list[Calibration]:
@@ -263,9 +235,6 @@ def _xml_numbers(root: ElementTree.Element, count: int | None, *tags: str) -> Fl
         expected = "" if count is None else f", expected {count}"
         raise InputError(f"<{tag}> has {numbers.size} numbers{expected}")
     return numbers
-
-
-# ---- what can't be ----
 
 
 def _checked(c: Calibration, size: tuple[int, int] | None, unit: str | None) -> Calibration:

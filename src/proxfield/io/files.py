@@ -1,4 +1,8 @@
-"""Reading whole files, plain or compressed, and replacing files without partial results."""
+"""Reading whole files, plain or compressed, and replacing files without partial results.
+
+A small archive can hold a lot of nothing (a megabyte of xz unpacks to 7 GB of blanks), so
+the content comes in pieces, and a limit ends it before memory does.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +16,46 @@ import re
 import secrets
 import stat
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from errno import EINVAL
 from functools import partial
+from itertools import chain
+from lzma import FORMAT_XZ, LZMADecompressor, LZMAError
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
+from proxfield.core.common.memory import human_bytes
 from proxfield.errors import InputError, ProxfieldError, reason
-from proxfield.io.archives import Read, read_chunks
 from proxfield.io.remote import RemotePath, is_remote, make_path
 
 # "-" (a plain str) stands for standard input or output.
 Source: TypeAlias = "str | os.PathLike[str] | BinaryIO"
 Target: TypeAlias = "str | os.PathLike[str]"
 
+CHUNK = 1 << 20
+"""Bytes read, and bytes decompressed, at a time."""
+MAX_BYTES = 4 << 30
+"""Default limit on the content of any file, compressed or not."""
+WHOLE = 256 << 20
+"""Bytes up to which a file is read in one piece."""
+FREE_BYTES = 64 << 20
+"""What a compressed file may hold by default, however small it is."""
+MAX_RATIO = 250
+"""Beyond `FREE_BYTES`, default limit on the content per byte of a compressed file."""
+XZ_MEMORY = 256 << 20
+"""Memory of the xz decoder: its dictionary is as large as the file says (65 MiB for xz -9)."""
+
+KINDS: dict[str, tuple[str, bytes, Callable[[], Any]]] = {
+    "gzip": (".gz", b"\x1f\x8b", lambda: zlib.decompressobj(wbits=31)),  # checks the checksum
+    "xz": (".xz", b"\xfd7zXZ\x00", lambda: LZMADecompressor(FORMAT_XZ, memlimit=XZ_MEMORY)),
+    "bzip2": (".bz2", b"BZh", bz2.BZ2Decompressor),
+}
+"""Suffixes, first bytes and decoders of the kinds of archives."""
+LONGEST_MAGIC = 6
+
+Read = Callable[[int], bytes]
+"""Gives up to so many bytes, none at the end."""
 NO_FOLDER = "its folder doesn't exist, expected an existing folder (try mkdir -p)"
 
 _FD_PATH = re.compile(r"/(?:dev|proc/self)/fd/([0-9]{1,9})|/dev/std(out|err)")
@@ -41,16 +71,6 @@ def display_name(path: object) -> str:
 
     Control characters and undecodable bytes are escaped, so that a strange file
     name can't break a one-line message.
-
-    Args:
-        path: A path or any object with a useful ``str``.
-
-    Returns:
-        The name, escaped where needed.
-
-    Example:
-        >>> display_name("a\\nb.uai")
-        'a\\\\nb.uai'
     """
     text = os.fsdecode(path) if isinstance(path, bytes | os.PathLike) else str(path)
     if text.isprintable():
@@ -59,23 +79,13 @@ def display_name(path: object) -> str:
 
 
 def ending(path: Target) -> str:
-    """The suffix of a file, in lower case; two suffixes for ``.nii.gz``.
-
-    Example:
-        >>> ending("a/Head.NII.gz"), ending("x.tar.gz"), ending("x.png")
-        ('.nii.gz', '.gz', '.png')
-    """
+    """The suffix of a file, in lower case; two suffixes for ``.nii.gz``."""
     name = Path(path).name.lower()
     return ".nii.gz" if name.endswith(".nii.gz") else Path(name).suffix
 
 
 def stem(path: Target) -> str:
-    """The name of a file without its `ending`.
-
-    Example:
-        >>> stem("a/Head.nii.gz"), stem("x.png")
-        ('Head', 'x')
-    """
+    """The name of a file without its `ending`."""
     name = Path(path).name
     return name[: len(name) - len(ending(path))]
 
@@ -107,18 +117,6 @@ def naming_damage(
 
     For a damaged file, numpy, zipfile, zlib, Pillow and others raise a dozen kinds of errors,
     `tokenize.TokenError` (numpy's header is a Python literal) and MemoryError among them.
-
-    Args:
-        name: The file's name in messages; None if the caller adds it.
-        what: What kind of file it is, for messages.
-        *passed: Errors that the caller handles.
-
-    Example:
-        >>> with naming_damage("x.npy"):
-        ...     raise EOFError("No data left in file")
-        Traceback (most recent call last):
-        proxfield.errors.InputError: x.npy: array file is damaged or cut short (No data left in \
-file), expected a whole file
     """
     passed = (ProxfieldError, *passed)
     try:
@@ -144,6 +142,98 @@ file), expected a whole file
         raise InputError(
             f"{what} is damaged or cut short ({why}), expected a whole file", path=name
         ) from None
+
+
+def read_chunks(
+    read: Read, name: str, max_bytes: int | None = None, *, size: int = 0
+) -> Iterator[bytes]:
+    """The content in pieces, decompressed if it is an archive (told by its first bytes).
+
+    ``size`` is that of the file itself, if it is known before it is read.
+    """
+    head = b""
+    # a file whole, where its size is known: pieces would have to be joined
+    first = max(CHUNK, min(size + 1, WHOLE))
+    while len(head) < LONGEST_MAGIC and (more := read(first)):  # a pipe may give a byte at a time
+        head += more
+    kind = _kind(head, name)
+    packed, content = len(head), 0
+
+    def following() -> bytes:
+        nonlocal packed
+        more = read(CHUNK)
+        packed += len(more)
+        return more
+
+    pieces = chain([head] if head else [], iter(following, b""))
+    try:
+        for piece in _decompressed(kind, pieces) if kind else pieces:
+            content += len(piece)
+            limit = MAX_BYTES if max_bytes is None else max_bytes
+            if max_bytes is None and kind:
+                limit = min(limit, max(FREE_BYTES, MAX_RATIO * max(packed, size)))
+            if content > limit:
+                what = "the archive unpacks to" if kind else "the file holds"
+                raise InputError(
+                    f"{what} more than {human_bytes(limit)}, expected less "
+                    "(raise the limit with max_bytes, --max-bytes on the command line)",
+                    path=name,
+                )
+            yield piece
+    except InputError:
+        raise
+    except (OSError, EOFError, ValueError, zlib.error, LZMAError) as error:
+        if kind is None:
+            raise
+        message = f"{kind} archive is corrupt or cut short ({reason(error)}), expected a whole one"
+        if isinstance(error, LZMAError) and "memory usage limit" in str(error).lower():
+            message = (
+                f"xz archive needs more than {human_bytes(XZ_MEMORY)} to decompress, "
+                "expected at most what xz -9 uses"
+            )
+        raise InputError(message, path=name) from None
+
+
+def _kind(head: bytes, name: str) -> str | None:
+    """The kind of archive that begins like this, None if it is none."""
+    for kind, (suffix, magic, _) in KINDS.items():
+        if head.startswith(magic):
+            return kind
+        # Cut inside the magic bytes: only the suffix still tells that it was an archive.
+        if name.lower().endswith(suffix) and magic.startswith(head):
+            raise InputError(
+                f"{kind} archive is cut short after {len(head)} bytes, expected a whole archive",
+                path=name,
+            )
+    return None
+
+
+def _decompressed(kind: str, packed: Iterator[bytes]) -> Iterator[bytes]:
+    """Pieces of the streams of an archive, one stream after the other."""
+    _, magic, new_decoder = KINDS[kind]
+    data = next(packed)
+    while data.startswith(magic):
+        decoder = new_decoder()
+        while True:
+            if piece := decoder.decompress(data, CHUNK):
+                yield piece
+            if decoder.eof:
+                break
+            # zlib hands back what it had no room for, the others keep it
+            data = getattr(decoder, "unconsumed_tail", b"")
+            if not data and getattr(decoder, "needs_input", True):
+                data = next(packed, b"")
+                if not data:
+                    raise EOFError("the end of the stream is missing")
+        data = decoder.unused_data
+        while True:  # streams may be padded with zeros
+            data = data.lstrip(b"\0") if kind != "bzip2" else data
+            if len(data) >= len(magic) or not (more := next(packed, b"")):
+                break
+            data += more
+    if data and kind == "gzip":
+        raise ValueError("something else follows the stream")
+    # as xz and bzip2 do, ignore what follows
 
 
 def _reader(stream: object, name: str) -> Read:
@@ -201,16 +291,7 @@ def _open(path: str | os.PathLike[str], name: str) -> BinaryIO:
 
 
 def open_source(source: Source, max_bytes: int | None = None) -> tuple[Iterator[bytes], str]:
-    """The content of a file in pieces, decompressed, and its name for messages.
-
-    Args:
-        source: A path, ``"-"`` for standard input, or an open binary file.
-        max_bytes: Maximum number of bytes of content; see `archives.read_chunks`.
-
-    Raises:
-        InputError: If the file is missing, unreadable or a directory; while iterating, if it is
-            a broken archive or too large.
-    """
+    """The content of a file in pieces, decompressed, and its name for messages."""
     if max_bytes is not None and (isinstance(max_bytes, bool) or max_bytes < 0):
         raise InputError(f"max_bytes={max_bytes!r}, expected a number of bytes, 0 or more")
     if isinstance(source, str) and source == "-":
@@ -267,11 +348,7 @@ def read_bytes(source: Source, max_bytes: int | None = None) -> tuple[bytes, str
 
 
 def decode_text(data: bytes, name: str, expected: str) -> str:
-    """The text of a file in UTF-8, with or without a byte order mark.
-
-    Raises:
-        InputError: If it is something else; says what was expected.
-    """
+    """The text of a file in UTF-8, with or without a byte order mark."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -279,11 +356,7 @@ def decode_text(data: bytes, name: str, expected: str) -> str:
 
 
 def parse_json(text: str, name: str) -> object:
-    """The content of a JSON file.
-
-    Raises:
-        InputError: If it isn't JSON, with the line.
-    """
+    """The content of a JSON file."""
     try:
         content: object = json.loads(text)
     except json.JSONDecodeError as error:

@@ -53,9 +53,6 @@ class FactorModel(Protocol):
         """Factors with ``variables``, ``values`` and ``state_names``."""
 
 
-# ---- networkx ----
-
-
 def from_networkx(
     graph: NetworkxGraph,
     *,
@@ -140,16 +137,30 @@ def _energies(value: ArrayLike, what: str) -> NDArray[np.float64]:
     return out
 
 
-# ---- pgmpy ----
-
-
 def from_pgmpy(model: FactorModel) -> Field:
     """See `Field.from_pgmpy`."""
     from proxfield.field import Field
 
-    factors = _factors(model)
+    factors: list[ModelFactor]
+    if callable(cpds := getattr(model, "get_cpds", None)):
+        factors = [cpd.to_factor() for cpd in cpds()]
+    elif callable(getattr(model, "get_factors", None)):
+        factors = list(model.get_factors())
+    else:
+        raise InputTypeError(
+            f"from_pgmpy takes a model with get_cpds or get_factors, not {type(model).__name__}"
+        )
     states = _states(factors)
-    order = _order(model, states)
+    # variables in the order of the model's nodes; all of them need a factor
+    known = getattr(model, "nodes", None)
+    nodes = list(known()) if callable(known) else list(states)
+    if hasattr(model, "get_variable_nodes"):  # a factor graph: its factors are nodes, too
+        nodes = [node for node in nodes if node in states]
+    if lost := [node for node in nodes if node not in states]:
+        raise InputError(
+            f"no factor holds the variable {shown(lost[0])}, so that its states aren't known"
+        )
+    order = nodes + [variable for variable in states if variable not in set(nodes)]
     number = {variable: v for v, variable in enumerate(order)}
     tables: list[Table] = []
     for k, factor in enumerate(factors):
@@ -170,17 +181,6 @@ def from_pgmpy(model: FactorModel) -> Field:
         terms=tabled(tables),
         names=[str(variable) for variable in order],
         label_names=[[str(state) for state in states[variable]] for variable in order],
-    )
-
-
-def _factors(model: Any) -> list[ModelFactor]:
-    """The factors of any kind of model; conditional distributions as factors."""
-    if callable(getattr(model, "get_cpds", None)):
-        return [cpd.to_factor() for cpd in model.get_cpds()]
-    if callable(getattr(model, "get_factors", None)):
-        return list(model.get_factors())
-    raise InputTypeError(
-        f"from_pgmpy takes a model with get_cpds or get_factors, not {type(model).__name__}"
     )
 
 
@@ -205,20 +205,6 @@ def _states(factors: Sequence[ModelFactor]) -> dict[Hashable, list[Hashable]]:
     return out
 
 
-def _order(model: object, states: Mapping[Hashable, object]) -> list[Hashable]:
-    """Variables in the order of the model's nodes; all of them need a factor."""
-    known = getattr(model, "nodes", None)
-    nodes = list(known()) if callable(known) else list(states)
-    if hasattr(model, "get_variable_nodes"):  # a factor graph: its factors are nodes, too
-        nodes = [node for node in nodes if node in states]
-    lost = [node for node in nodes if node not in states]
-    if lost:
-        raise InputError(
-            f"no factor holds the variable {shown(lost[0])}, so that its states aren't known"
-        )
-    return nodes + [variable for variable in states if variable not in set(nodes)]
-
-
 def _aligned(
     values: NDArray[np.float64],
     axis: int,
@@ -238,17 +224,8 @@ def _aligned(
     return np.take(values, [mine.index(state) for state in states], axis=axis)
 
 
-# ---- tables ----
-
-
 def tabled(tables: Iterable[Table]) -> list[Term]:
-    """Terms for tables over some variables each: one term per shape, in order of appearance.
-
-    Example:
-        >>> unary = np.zeros(2)
-        >>> [t.name for t in tabled([((0,), unary), ((1,), unary), ((0, 1), np.eye(2))])]
-        ['unary', 'pairwise']
-    """
+    """Terms for tables over some variables each: one term per shape, in order of appearance."""
     groups: dict[tuple[int, ...], list[Table]] = {}
     for scope, energies in tables:
         groups.setdefault(energies.shape, []).append((scope, energies))

@@ -6,6 +6,7 @@ cameras in one of them.
 
 from __future__ import annotations
 
+import glob
 import math
 import re
 from collections.abc import Sequence
@@ -49,9 +50,7 @@ class MaskFiles:
     missing: str = "error"
 
     def __post_init__(self) -> None:
-        check_scale(self.scale)
-        if self.missing not in ("error", "skip"):
-            raise InputError(f"missing={shown(self.missing)}, expected error or skip")
+        check_source(self.scale, self.sizes, self.cameras, self.missing)
         places = fields(self.pattern)
         if "frame" not in places:
             raise InputError(f"masks {shown(self.pattern)}: expected a place for the frame, %f")
@@ -60,8 +59,6 @@ class MaskFiles:
                 f"masks {shown(self.pattern)}: expected a place for the camera, %c, since there "
                 f"are {len(self.cameras)} cameras"
             )
-        if self.sizes is not None and len(self.sizes) != len(self.cameras):
-            raise InputError(f"{len(self.sizes)} sizes for {len(self.cameras)} cameras")
         for camera in self.cameras:
             if not find_frames(self.pattern, camera):
                 raise InputError(
@@ -80,32 +77,23 @@ class MaskFiles:
         Raises:
             InputError: If a file is missing, damaged or of another size.
         """
-        masks = [self._read_one(k, frame) for k in range(len(self.cameras))]
+        masks: list[Doubles | None] = []
+        for k, camera in enumerate(self.cameras):
+            path = fill(self.pattern, camera=camera, frame=frame)
+            if Path(path).exists():
+                size = None if self.sizes is None else self.sizes[k]
+                masks.append(read_mask(path, size, self.scale))
+            elif self.missing == "skip":
+                masks.append(None)
+            else:
+                raise missing_file(self.pattern, camera, frame)
         if all(mask is None for mask in masks):
             raise InputError(f"frame {frame} has no masks in any camera")
         return masks
 
-    def _read_one(self, k: int, frame: int) -> Doubles | None:
-        path = fill(self.pattern, camera=self.cameras[k], frame=frame)
-        if not Path(path).exists():
-            if self.missing == "skip":
-                return None
-            raise missing_file(self.pattern, self.cameras[k], frame)
-        size = None if self.sizes is None else self.sizes[k]
-        return read_mask(path, size, self.scale)
-
 
 def read_mask(path: Target, size: Size | None = None, scale: float = 1.0) -> Doubles:
-    """One mask, 0 to 1.
-
-    Args:
-        path: A picture or a ``.npy`` file.
-        size: Width and height that it must have, unless it is scaled already.
-        scale: Resolution of the result relative to the size.
-
-    Raises:
-        InputError: If the file can't be read or has another size.
-    """
+    """One mask, 0 to 1, of a size unless it is scaled already; ``scale`` is relative to that."""
     with naming(path):
         mask = as_mask(read_image(path))
     height, width = mask.shape
@@ -123,15 +111,7 @@ def read_mask(path: Target, size: Size | None = None, scale: float = 1.0) -> Dou
 
 
 def as_mask(pixels: Pixels) -> Doubles:
-    """Pixels as a mask: whole numbers are shares of the largest, colors are averaged.
-
-    Raises:
-        InputError: If this is no mask, or one of 8 or 16 bits whose largest value is 1.
-
-    Example:
-        >>> as_mask(np.array([[[255, 0, 0], [255, 255, 255]]], dtype=np.uint8)).round(2)
-        array([[0.33, 1.  ]])
-    """
+    """Pixels as a mask: whole numbers are shares of the largest, colors are averaged."""
     values = np.asarray(pixels)
     if values.dtype in (np.uint8, np.uint16) and values.size and values.max() == 1:
         # 0 and 1 of segmentation tools, or a soft mask of almost nothing: no way to tell
@@ -157,23 +137,13 @@ def check_scale(scale: float) -> None:
 
 
 def scaled_size(size: Size, scale: float) -> Size:
-    """Width and height at another resolution, at least one pixel each.
-
-    Example:
-        >>> scaled_size((1920, 1080), 0.25)
-        (480, 270)
-    """
+    """Width and height at another resolution, at least one pixel each."""
     check_scale(scale)
     return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
 
 
 def resize(mask: Doubles, width: int, height: int) -> Doubles:
-    """A mask at another resolution: each pixel is the average over the area that it covers.
-
-    Example:
-        >>> resize(np.array([[0.0, 1.0, 1.0]]), 2, 1).round(3).tolist()
-        [[0.333, 1.0]]
-    """
+    """A mask at another resolution: each pixel is the average over the area that it covers."""
     rows, columns = mask.shape
     if rows % height == 0 and columns % width == 0:
         blocks = mask.reshape(height, rows // height, width, columns // width)
@@ -192,17 +162,9 @@ def _shrink(mask: Doubles, count: int) -> Doubles:
 
 
 def fill_boxes(boxes: Doubles, values: Doubles, size: Size, scale: float = 1.0) -> Doubles:
-    """A mask of filled boxes; a pixel that a box covers in part has that part of its value.
+    """A mask of boxes, given at full resolution; the largest value counts where they overlap.
 
-    Args:
-        boxes: Left, top, right and bottom in pixels of the full resolution.  # (n, 4)
-        values: Of each box; the largest counts where they overlap.  # (n,)
-        size: Width and height at full resolution.
-        scale: Resolution of the mask relative to that.
-
-    Example:
-        >>> fill_boxes(np.array([[0.0, 0.0, 1.5, 1.0]]), np.array([1.0]), (3, 2)).tolist()
-        [[1.0, 0.5, 0.0], [0.0, 0.0, 0.0]]
+    A pixel that a box covers in part has that part of its value.
     """
     width, height = scaled_size(size, scale)
     out = np.zeros((height, width))
@@ -223,9 +185,14 @@ def _cover(low: float, high: float, limit: int) -> tuple[Doubles, int, int]:
     return np.clip(np.minimum(high, at + 1) - np.maximum(low, at), 0.0, 1.0), first, end
 
 
-def check_sizes(sizes: Sequence[Size], cameras: Sequence[str]) -> None:
-    """Refuse sizes that aren't one per camera."""
-    if len(sizes) != len(cameras):
+def check_source(
+    scale: float, sizes: Sequence[Size] | None, cameras: Sequence[str], missing: str = "error"
+) -> None:
+    """Refuse what sources of masks have in common."""
+    check_scale(scale)
+    if missing not in ("error", "skip"):
+        raise InputError(f"missing={shown(missing)}, expected error or skip")
+    if sizes is not None and len(sizes) != len(cameras):
         raise InputError(f"{len(sizes)} sizes for {len(cameras)} cameras")
 
 
@@ -233,30 +200,15 @@ _PERCENT = {"%c": "camera", "%f": "frame", "%i": "iteration"}
 _PLACE = re.compile(r"%[cfi]|\{(camera|frame|iteration)(?::0?([0-9]{1,2})d?)?\}")
 
 
-def fill(
-    pattern: Target,
-    *,
-    camera: str | int | None = None,
-    frame: int | None = None,
-    iteration: int | None = None,
-) -> str:
+def fill(pattern: Target, *, camera: str | int | None = None, frame: int | None = None) -> str:
     """The name of a file.
-
-    Args:
-        pattern: With places for what follows.
-        camera: Its name or number.
-        frame: Its number.
-        iteration: Its number.
-
-    Raises:
-        InputError: If the pattern has a place for something that isn't given.
 
     Example:
         >>> fill("view-f%f-c%c.png", camera=1, frame=170), fill("{camera}/{frame:05d}.png",
         ...     camera="left", frame=7)
         ('view-f170-c1.png', 'left/00007.png')
     """
-    values = {"camera": camera, "frame": frame, "iteration": iteration}
+    values = {"camera": camera, "frame": frame, "iteration": None}
     text = str(pattern)
 
     def put(match: re.Match[str]) -> str:
@@ -270,71 +222,27 @@ def fill(
 
 
 def fields(pattern: Target) -> set[str]:
-    """What a pattern has places for.
-
-    Example:
-        >>> sorted(fields("view-f%f-c%c.png"))
-        ['camera', 'frame']
-    """
+    """What a pattern has places for."""
     return {_key(match)[0] for match in _PLACE.finditer(str(pattern))}
 
 
 def find_frames(pattern: Target, camera: str | int) -> list[int]:
-    """Frames of a camera for which there are files, in order.
-
-    Args:
-        pattern: With a place for the frame, in the file's name or in a folder's.
-        camera: Its name or number.
-
-    Raises:
-        InputError: If the pattern has no place for the frame, or one for the iteration.
-    """
-    text = str(pattern)
+    """Frames of a camera for which there are files, in order."""
+    text = str(Path(pattern))
     if "frame" not in fields(text):
         raise InputError(f"{shown(text)} has no place for the frame, expected %f or {{frame}}")
-    return sorted({number for number, _ in _walk(text, camera)})
-
-
-def _walk(text: str, camera: str | int) -> list[tuple[int, Path]]:
-    """Frames and files, found folder by folder."""
-    anchor = Path(text).anchor
-    found: list[tuple[int | None, Path]] = [(None, Path(anchor))]
-    for part in Path(text).parts[bool(anchor) :]:
-        found = [step for frame, folder in found for step in _step(folder, part, camera, frame)]
-    return [(frame, path) for frame, path in found if frame is not None and path.is_file()]
-
-
-def _step(
-    folder: Path, part: str, camera: str | int, frame: int | None
-) -> list[tuple[int | None, Path]]:
-    """What one part of a pattern stands for in a folder."""
-    if frame is not None or "frame" not in fields(part):
-        path = folder / fill(part, camera=camera, frame=frame)
-        return [(frame, path)] if path.exists() else []
-    expression, done, widths = "", 0, []
-    for match in _PLACE.finditer(part):
-        key, width = _key(match)
-        expression += re.escape(part[done : match.start()])
-        done = match.end()
-        if key == "frame":
-            expression += "([0-9]{1,18})"
-            widths.append(width)
-        else:
-            expression += re.escape(fill(match[0], camera=camera))
-    whole = re.compile(expression + re.escape(part[done:]))
-    out: list[tuple[int | None, Path]] = []
-    try:
-        names = [entry.name for entry in folder.iterdir()]
-    except OSError:
-        return []
-    for name in names:
-        found = whole.fullmatch(name)
-        texts = () if found is None else found.groups()
-        numbers = {int(text) for text in texts}
-        padded = all(t == str(int(t)).zfill(w) for t, w in zip(texts, widths, strict=False))
-        if len(numbers) == 1 and padded:
-            out.append((numbers.pop(), folder / name))
-    return out
+    parts = _PLACE.sub(
+        lambda m: "\0" if _key(m)[0] == "frame" else fill(m[0], camera=camera), text
+    ).split("\0")
+    number = re.compile("([0-9]{1,18})".join(map(re.escape, parts)))
+    top = Path(text).anchor
+    out = set()
+    for path in Path(top).glob("*".join(map(glob.escape, parts))[len(top) :]):
+        found = number.fullmatch(str(path))
+        # other digits, or other numbers in the other places: not the file of this frame
+        if found and str(path) == fill(text, camera=camera, frame=int(found[1])) and path.is_file():
+            out.add(int(found[1]))
+    return sorted(out)
 
 
 def _key(match: re.Match[str]) -> tuple[str, int]:

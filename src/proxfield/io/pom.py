@@ -58,44 +58,24 @@ _WHOLE = re.compile(r"[+-]?[0-9]{1,12}")
 
 @dataclass(frozen=True, eq=False)
 class PomFile:
-    """What a ``.pom`` file says.
+    """What a ``.pom`` file says."""
 
-    Args:
-        cameras: Numbers of the cameras.
-        sizes: Width and height of each camera's images.
-        boxes: Of each camera: left, top, right and bottom (both exclusive) of each location's
-            rectangle, four zeros where it can't be seen.  # (n, 4) each
-        input_format: Pattern for the masks' names, with ``%c`` and ``%f``.
-        result_format: Pattern for the names of results, with ``%f``.
-        result_view_format: Pattern for pictures of results.
-        convergence_view_format: Pattern for a picture per iteration, with ``%i``.
-        prior: Probability that somebody is at a location.
-        variance: SIGMA_IMAGE_DENSITY.
-        smoothing: SMOOTHING_COEFFICIENT: weight of the former q in an update.
-        max_iters: Maximum number of iterations.
-        tol: ERROR_MAX: q has settled when it changes by less.
-        n_stable: Number of such iterations before the program stops.
-        ignored: Locations whose probability of absence is greater are ignored.
-        process: First frame and number of frames of each PROCESS line.
-        folder: The folder of the file, which names of files are relative to.
-    """
-
-    cameras: tuple[int, ...]
-    sizes: tuple[tuple[int, int], ...]
-    boxes: tuple[Ints, ...]
-    input_format: str | None = None
-    result_format: str | None = None
-    result_view_format: str | None = None
-    convergence_view_format: str | None = None
-    prior: float = 0.01
-    variance: float = 0.01
-    smoothing: float = 0.8
+    cameras: tuple[int, ...]  # their numbers
+    sizes: tuple[tuple[int, int], ...]  # width and height of each camera's images
+    boxes: tuple[Ints, ...]  # left, top, right, bottom (both exclusive), 0 if not seen: (n, 4) each
+    input_format: str | None = None  # pattern for the masks' names, with ``%c`` and ``%f``
+    result_format: str | None = None  # pattern for the names of results, with ``%f``
+    result_view_format: str | None = None  # pattern for pictures of results
+    convergence_view_format: str | None = None  # pattern for a picture per iteration, with ``%i``
+    prior: float = 0.01  # probability that somebody is at a location
+    variance: float = 0.01  # SIGMA_IMAGE_DENSITY
+    smoothing: float = 0.8  # SMOOTHING_COEFFICIENT: weight of the former q in an update
     max_iters: int = 100
-    tol: float = 1e-4
-    n_stable: int = 5
-    ignored: float = 1.0
-    process: tuple[tuple[int, int], ...] = ()
-    folder: Path = Path()
+    tol: float = 1e-4  # ERROR_MAX: q has settled when it changes by less
+    n_stable: int = 5  # number of such iterations before the program stops
+    ignored: float = 1.0  # locations whose probability of absence is greater are ignored
+    process: tuple[tuple[int, int], ...] = ()  # first frame and number of frames of each PROCESS
+    folder: Path = Path()  # the folder of the file, which names of files are relative to
 
     @property
     def n_locations(self) -> int:
@@ -110,9 +90,6 @@ class PomFile:
     def resolve(self, pattern: str) -> str:
         """A pattern of the file as a path from here."""
         return str(self.folder / pattern)
-
-
-# ---- reading ----
 
 
 def read_pom(source: Source, *, size: tuple[int, int] | None = None, clip: bool = False) -> PomFile:
@@ -141,13 +118,7 @@ def parse_pom(
     clip: bool = False,
     folder: Path = Path(),
 ) -> PomFile:
-    """What the text of a ``.pom`` file says; see `read_pom`.
-
-    Example:
-        >>> pom = parse_pom(b"ROOM 4 3 1 2\\nRECTANGLE 0 1 0 0 1 2\\n", "x.pom")
-        >>> pom.boxes[0].tolist()
-        [[0, 0, 0, 0], [0, 0, 2, 3]]
-    """
+    """What the text of a ``.pom`` file says; see `read_pom`."""
     with naming(name):
         return _Reader(data, name).read(size, clip, folder)
 
@@ -334,11 +305,7 @@ class _Reader:
             small = (np.abs(rows) <= _END) & (rows == np.rint(rows))  # NaN and 1e300 aren't
             if (rows[:, 6] == _END).all() and small.all():
                 return rows[:, :6].astype(np.int64)
-        return self._slowly()
-
-    def _slowly(self) -> Ints:
-        """Line by line, to find what is wrong."""
-        out = []
+        out = []  # line by line, to find what is wrong
         for number, line in zip(self.lines, self.rectangles, strict=True):
             words = line.decode("utf-8", "replace").split()
             if len(words) == 4 and words[3] == "notvisible":
@@ -353,9 +320,6 @@ class _Reader:
                     )
                 out.append([self._whole("RECTANGLE", w, -_END, _END) for w in words[1:]])
         return np.array(out, dtype=np.int64)
-
-
-# ---- writing ----
 
 
 def format_pom(pom: PomFile) -> str:
@@ -388,9 +352,6 @@ def format_pom(pom: PomFile) -> str:
 def write_pom(path: Target, pom: PomFile) -> None:
     """Write a ``.pom`` file, which the original program reads too."""
     atomic_write(path, format_pom(pom))
-
-
-# ---- results ----
 
 
 def read_dat(source: Source, n_locations: int | None = None) -> Doubles:

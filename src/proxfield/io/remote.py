@@ -12,7 +12,8 @@ import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, NamedTuple, TypeAlias
+from types import SimpleNamespace
+from typing import Any, BinaryIO, TypeAlias
 
 from proxfield.core.common.extras import import_extra
 from proxfield.errors import InputError, MissingDependencyError, reason
@@ -24,33 +25,15 @@ _URL = re.compile(r"([a-z][a-z0-9+.\-]+)://", re.ASCII)
 
 
 def is_remote(path: object) -> bool:
-    """Whether a name is a URL.
-
-    Example:
-        >>> is_remote("s3://bucket/a.png"), is_remote("a.png"), is_remote(Path("s3://bucket/a"))
-        (True, False, False)
-    """
+    """Whether a name is a URL."""
     if isinstance(path, RemotePath):
         return True
     return isinstance(path, str) and _URL.match(path) is not None
 
 
-class RemoteStat(NamedTuple):
-    """What is known about a file; 0 where the file system doesn't say."""
-
-    st_size: int
-    st_mtime_ns: int
-
-
 @dataclass(frozen=True, order=True)
 class RemotePath(os.PathLike[str]):
-    """A URL, used like a `pathlib.Path`.
-
-    Example:
-        >>> path = RemotePath("s3://bucket/photos") / "a.png"
-        >>> str(path), path.name, path.suffix, str(path.with_name("b.npy"))
-        ('s3://bucket/photos/a.png', 'a.png', '.png', 's3://bucket/photos/b.npy')
-    """
+    """A URL, used like a `pathlib.Path`."""
 
     url: str
 
@@ -137,15 +120,15 @@ class RemotePath(os.PathLike[str]):
         """Make the folder, where there are such things."""
         self._ask("makedirs", exist_ok=exist_ok)
 
-    def stat(self) -> RemoteStat:
-        """Size, and time of the last change."""
+    def stat(self) -> SimpleNamespace:
+        """Size, and time of the last change; 0 where the file system doesn't say."""
         size = self._ask("size")
         system, path = self._place
         try:
             changed = int(1e9 * system.modified(path).timestamp())
         except (NotImplementedError, KeyError, AttributeError):
             changed = 0
-        return RemoteStat(int(size or 0), changed)
+        return SimpleNamespace(st_size=int(size or 0), st_mtime_ns=changed)
 
     def open(self, mode: str = "rb") -> BinaryIO:
         """The file, to be read."""

@@ -98,10 +98,6 @@ def format_pr(log_z: float) -> str:
     return f"PR\n{value / _LN10 + 0.0!r}\n"
 
 
-def _sample_error(tokens: Tokens, kind: str, expected: str) -> InputError:
-    return tokens.error(f"the {kind} file is empty, expected {expected}", 0)
-
-
 def parse_mar(
     data: bytes | Text, name: str = "<mar>", cardinalities: npt.ArrayLike | None = None
 ) -> list[Doubles]:
@@ -124,7 +120,7 @@ def parse_mar(
     """
     tokens = Tokens(data, name, headers=("MAR",))
     if tokens.count == 0:
-        raise _sample_error(tokens, "MAR", "the number of variables")
+        raise tokens.error("the MAR file is empty, expected the number of variables", 0)
     count = tokens.integer(0, "the number of variables", 0)
     begin = 1
     try:
@@ -153,7 +149,15 @@ def parse_mar(
             f"probability {tokens.word(place)[:40]!r}, expected a number in 0..1", place
         )
     if cardinalities is not None:
-        _check_sizes(tokens, heads, sizes, np.asarray(cardinalities, dtype=np.int64))
+        wanted = np.asarray(cardinalities, dtype=np.int64)
+        if sizes.size != wanted.size:
+            raise tokens.error(f"{sizes.size} marginals, expected {wanted.size}", 0)
+        if (wrong := np.flatnonzero(sizes != wanted)).size:
+            first = int(wrong[0])
+            raise tokens.error(
+                f"variable {first} has {sizes[first]} labels, expected {wanted[first]}",
+                int(heads[first]),
+            )
     return [row.copy() for row in np.split(values, np.cumsum(sizes)[:-1])] if count else []
 
 
@@ -173,18 +177,6 @@ def _marginal_heads(tokens: Tokens, begin: int, count: int) -> Ints:
             end,
         )
     return heads
-
-
-def _check_sizes(tokens: Tokens, heads: Ints, sizes: Ints, wanted: Ints) -> None:
-    if sizes.size != wanted.size:
-        raise tokens.error(f"{sizes.size} marginals, expected {wanted.size}", 0)
-    wrong = np.flatnonzero(sizes != wanted)
-    if wrong.size:
-        first = int(wrong[0])
-        raise tokens.error(
-            f"variable {first} has {sizes[first]} labels, expected {wanted[first]}",
-            int(heads[first]),
-        )
 
 
 def parse_map(
@@ -211,7 +203,7 @@ def parse_map(
     """
     tokens = Tokens(data, name, headers=("MAP", "MPE"))
     if tokens.count == 0:
-        raise _sample_error(tokens, "MAP", "the number of variables")
+        raise tokens.error("the MAP file is empty, expected the number of variables", 0)
     count = tokens.integer(0, "the number of variables", 0)
     begin = 1
     if count == 1 and tokens.count > 2:
@@ -253,7 +245,7 @@ def parse_pr(data: bytes | Text, name: str = "<pr>") -> float:
     """
     tokens = Tokens(data, name, headers=("PR",))
     if tokens.count == 0:
-        raise _sample_error(tokens, "PR", "log10 of the partition function")
+        raise tokens.error("the PR file is empty, expected log10 of the partition function", 0)
     place = 1 if tokens.count > 1 and tokens.numbers[0] == 1 else 0
     if tokens.count > place + 1:
         raise tokens.error(
@@ -348,17 +340,12 @@ def _first_pair(tokens: Tokens) -> int:
             f"the file has {first} samples of evidence, expected only one sample (split the file)",
             0,
         )
-    if first == 1 and tokens.count > 1 and tokens.count % 2 == 0:
-        observations = tokens.integer(1, "the number of observations", 0)
-        raise tokens.error(
-            f"{observations} observations are declared, but {tokens.count - 2} numbers follow, "
-            f"expected {2 * observations} (a variable and a label each)",
-            1,
-        )
+    at = int(first == 1 and tokens.count > 1 and tokens.count % 2 == 0)
+    observations = tokens.integer(at, "the number of observations", 0)
     raise tokens.error(
-        f"{first} observations are declared, but {tokens.count - 1} numbers follow, "
-        f"expected {2 * first} (a variable and a label each)",
-        0,
+        f"{observations} observations are declared, but {tokens.count - 1 - at} numbers follow, "
+        f"expected {2 * observations} (a variable and a label each)",
+        at,
     )
 
 

@@ -34,7 +34,7 @@ from proxfield.io.files import (
     naming_damage,
     read_bytes,
 )
-from proxfield.io.npy import read_member
+from proxfield.io.windows import read_member
 from proxfield.mixture import Clamp, Mode, make_modes
 
 if TYPE_CHECKING:
@@ -192,6 +192,8 @@ def _write(path: Target, kind: str, header: Record, arrays: Arrays) -> None:
 def load_field(wanted: type[F], source: Source, max_bytes: int | None = None) -> F:
     """Read a field; see `Field.load`."""
     with _opened(wanted, source, max_bytes) as (cls, header, archive):
+        if header["field"]["terms"] is None:
+            raise InputError("the file is damaged: the field has no terms")
         field: F = _read_field(cls, header["field"], archive)
         return field
 
@@ -252,14 +254,10 @@ def _read_field(cls: type[F], header: Record, archive: _Archive) -> F:
     for number, term in enumerate(header["terms"] or ()):
         parts = {str(key): archive[f"term/{number}/{key}"] for key in term["arrays"]}
         out.add(make_term(str(term["kind"]), parts))
-    for key in cls.saved_attributes:
+    notes = [key for key in cls.saved_notes if key in header["attributes"]]  # older files lack some
+    for key in (*cls.saved_attributes, *notes):
         setattr(out, key, _as_tuples(header["attributes"][key]))
-    for key in cls.saved_notes:
-        if key in header["attributes"]:  # older files lack some
-            setattr(out, key, _as_tuples(header["attributes"][key]))
     if header["terms"] is None:
-        if archive.holds in ("Field", "DenseCRF"):
-            raise InputError("the file is damaged: the field has no terms")
         out = out.outline()
     if "evidence/variables" not in archive:
         return out
@@ -282,23 +280,14 @@ def _class(name: str, base: type[Field | Result]) -> Any:
     return cls
 
 
-class _Archive:
+class _Archive(zipfile.ZipFile):
     """Arrays by name."""
 
-    def __init__(self, data: bytes) -> None:
-        with naming_damage(None):
-            self._zip = zipfile.ZipFile(io.BytesIO(data))
-        self.size = sum(member.file_size for member in self._zip.infolist())
-        """Bytes of all arrays."""
-        self.holds = ""
-        """The class that the header names."""
-        self.names = {name.removesuffix(".npy") for name in self._zip.namelist()}
-
     def __contains__(self, name: str) -> bool:
-        return name in self.names
+        return f"{name}.npy" in self.NameToInfo
 
     def __getitem__(self, name: str) -> Pixels:
-        return read_member(self._zip, name)
+        return read_member(self, name)
 
 
 @contextmanager
@@ -307,36 +296,33 @@ def _opened(
 ) -> Iterator[tuple[Any, Record, _Archive]]:
     """The class that a file holds, its header and its arrays; problems become one line."""
     data, path = read_bytes(source, max_bytes)
+    refused = f"isn't a file that {wanted.__name__}.save wrote"
     if not data.startswith(b"PK"):
-        raise InputError(
-            f"isn't a file that {wanted.__name__}.save wrote, expected an npz archive", path=path
-        )
+        raise InputError(f"{refused}, expected an npz archive", path=path)
     with naming(path):
         try:
-            archive = _Archive(data)
-            check_memory(archive.size, f"reading {path}")
-            header = _read_header(archive, wanted)
-            archive.holds = header["holds"]
+            with naming_damage(None):
+                archive = _Archive(io.BytesIO(data))
+            check_memory(sum(part.file_size for part in archive.infolist()), f"reading {path}")
+            if "header" not in archive:
+                raise InputError(f"{refused}: it has no header")
+            header = json.loads(archive["header"].tobytes().decode("utf-8", "surrogatepass"))
+            if not isinstance(header, dict) or header.get("format") != FORMAT:
+                raise InputError(refused)
+            version = header["version"]
+            if not isinstance(version, int) or version > VERSION:
+                raise InputError(
+                    f"the file has version {shown(version)} of the format, expected at most "
+                    f"{VERSION}; read it with a newer proxfield"
+                )
+            names = {name.removesuffix(".npy") for name in archive.namelist()}
+            if {"header", *header["arrays"]} != names:  # names aren't under a checksum
+                raise InputError(
+                    "the file is damaged: its arrays aren't those that the header lists"
+                )
             yield _class(header["holds"], wanted), header, archive
         except ProxfieldError:
             raise
         except DAMAGE as error:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise InputError(f"the file is damaged or cut short ({reason})") from None
-
-
-def _read_header(archive: _Archive, wanted: type[Field | Result]) -> Record:
-    if "header" not in archive:
-        raise InputError(f"isn't a file that {wanted.__name__}.save wrote: it has no header")
-    header = json.loads(archive["header"].tobytes().decode("utf-8", "surrogatepass"))
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise InputError(f"isn't a file that {wanted.__name__}.save wrote")
-    version = header["version"]
-    if not isinstance(version, int) or version > VERSION:
-        raise InputError(
-            f"the file has version {shown(version)} of the format, expected at most {VERSION}; "
-            "read it with a newer proxfield"
-        )
-    if {"header", *header["arrays"]} != archive.names:  # names aren't under a checksum
-        raise InputError("the file is damaged: its arrays aren't those that the header lists")
-    return header

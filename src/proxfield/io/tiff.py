@@ -29,9 +29,8 @@ from proxfield.io.files import (
     naming_damage,
     read_bytes,
 )
-from proxfield.io.npy import NpyOutput, compact, map_array
 from proxfield.io.remote import make_path
-from proxfield.io.windows import FileSliced, NewFile, Sliced, Window
+from proxfield.io.windows import FileSliced, NewFile, NpyOutput, Window, compact, map_array
 
 Opened: TypeAlias = Any
 """An open file of rasterio, a page of tifffile, or the header that nibabel read."""
@@ -55,16 +54,8 @@ import_tifffile = partial(import_extra, "tifffile", "windows of a TIFF need tiff
 """The package tifffile, or how to install it."""
 
 
-def has_rasterio() -> bool:
-    """Whether rasterio is installed."""
-    return is_installed("rasterio")
-
-
-def open_tiff(path: Path) -> Sliced:
-    """A file that is read in windows: by rasterio if it has a place, otherwise by tifffile."""
-    if has_rasterio() and (is_geotiff(path) or not is_installed("tifffile")):
-        return Raster(path)
-    return Tiff(path)
+has_rasterio = partial(is_installed, "rasterio")
+"""Whether rasterio is installed."""
 
 
 # ---- GeoTIFF ----
@@ -72,15 +63,10 @@ def open_tiff(path: Path) -> Sliced:
 
 @dataclass(frozen=True)
 class GeoReference:
-    """The position of a picture on Earth.
+    """The position of a picture on Earth."""
 
-    Attributes:
-        profile: Coordinate system, transformation and control points, as rasterio takes them.
-        colors: The colors of a label map; None without.
-    """
-
-    profile: Record
-    colors: dict[int, tuple[int, ...]] | None = None
+    profile: Record  # coordinate system, transformation and control points as of rasterio
+    colors: dict[int, tuple[int, ...]] | None = None  # of a label map
 
     def same_place(self, other: object) -> bool:
         """Whether another file lies in the same place."""
@@ -153,11 +139,7 @@ def _last(bands: Pixels) -> Pixels:
 
 
 def read_geotiff(path: Target, notes: list[str] | None = None) -> PlacedImage:
-    """A picture of any number of bands and bits, and its place on Earth.
-
-    Raises:
-        InputError: If the file can't be read.
-    """
+    """A picture of any number of bands and bits, and its place on Earth."""
     data, name = read_bytes(path)
     with _raster(path, data) as source:
         kept = _bands(source)
@@ -167,11 +149,7 @@ def read_geotiff(path: Target, notes: list[str] | None = None) -> PlacedImage:
 
 
 def read_reference(path: Target) -> GeoReference:
-    """The place of a GeoTIFF on Earth, without its pixels.
-
-    Raises:
-        InputError: If the file can't be read.
-    """
+    """The place of a GeoTIFF on Earth, without its pixels."""
     with _raster(path) as source:
         return _reference(source)
 
@@ -300,7 +278,16 @@ class Tiff(FileSliced):
         out = np.zeros(size, dtype=self.dtype)
         with self._page() as page:
             for plane, y, x, part in _segments(page, rows, columns):
-                _paste(out, part, plane, y - rows.start, x - columns.start)
+                gray = part.shape[-1] == 1
+                if gray and plane >= self.samples:  # alpha, in a plane of its own
+                    continue
+                y, x = y - rows.start, x - columns.start
+                here = out[max(0, y) : max(0, y + len(part)), max(0, x) : max(0, x + part.shape[1])]
+                piece = part[max(0, -y) :, max(0, -x) :][: len(here), : here.shape[1]]
+                if gray:
+                    here[..., plane] = piece[..., 0]
+                else:
+                    here[:] = piece[..., : self.samples]
         if self.samples == 1:
             return out[..., 0]
         return out if len(window) < 3 else out[:, :, window[2]]
@@ -328,22 +315,6 @@ def _segments(page: Opened, rows: slice, columns: slice) -> Iterator[tuple[int, 
                     yield plane, place[2], place[3], part.reshape(shape)[0]
 
 
-def _paste(out: Pixels, part: Pixels, plane: int, y: int, x: int) -> None:
-    """Put a decoded segment where it belongs, as far as it lies within the window."""
-    if part.shape[-1] == 1 and plane >= out.shape[-1]:  # alpha, in a plane of its own
-        return
-    top, left = max(0, y), max(0, x)
-    bottom = min(out.shape[0], y + part.shape[0])
-    right = min(out.shape[1], x + part.shape[1])
-    if bottom <= top or right <= left:
-        return
-    piece = part[top - y : bottom - y, left - x : right - x]
-    if part.shape[-1] == 1:
-        out[top:bottom, left:right, plane] = piece[..., 0]
-    else:
-        out[top:bottom, left:right] = piece[..., : out.shape[-1]]
-
-
 class TiffOutput(NpyOutput):
     """A tiled TIFF, made of the ``.npy`` file in the end: tiles of a TIFF come in their order."""
 
@@ -359,9 +330,37 @@ class TiffOutput(NpyOutput):
     def finish(self) -> None:
         made = self.path.with_name("output.tif")
         if self.reference is None:
-            self._by_tifffile(made)
+            options: Record = {}
+            if len(self.shape) == 3:
+                options["planarconfig"] = "separate" if self.planes else "contig"
+            size = int(np.prod(self.shape)) * self.dtype.itemsize
+            with import_tifffile().TiffWriter(made, bigtiff=size > LARGE_TIFF) as writer:
+                writer.write(
+                    self._blocks(),
+                    shape=self.shape,
+                    dtype=self.dtype,
+                    tile=(BLOCK, BLOCK),
+                    photometric="minisblack",
+                    compression="zlib",
+                    metadata=None,
+                    **options,
+                )
         else:
-            self._by_rasterio(made, self.reference)
+            rasterio = import_rasterio()
+            shape = (1, *self.shape) if len(self.shape) == 2 else self.shape
+            shape = shape if self.planes or len(self.shape) == 2 else (shape[2], *shape[:2])
+            tiles = {"tiled": True, "blockxsize": BLOCK, "blockysize": BLOCK, "bigtiff": "if_safer"}
+            options = self.reference.options(shape, self.dtype, self.nodata)
+            with (
+                rasterio.Env(GDAL_CACHEMAX=CACHE_MB),
+                rasterio.open(made, "w", **tiles, **options) as file,
+            ):
+                self.reference.color(file)
+                for k, strip in enumerate(self._strips()):
+                    rows = strip[..., None] if strip.ndim == 2 else strip
+                    bands = np.asarray(rows if self.planes else np.moveaxis(rows, -1, 0))
+                    area = ((k * BLOCK, k * BLOCK + bands.shape[1]), (0, shape[2]))
+                    file.write(bands, window=area)
         made.replace(self.target)
         self.path.unlink()
 
@@ -370,23 +369,6 @@ class TiffOutput(NpyOutput):
         for y in range(0, self.shape[1 if self.planes else 0], BLOCK):
             stored = map_array(self.path)  # again: what is mapped counts as memory in use
             yield stored[:, y : y + BLOCK] if self.planes else stored[y : y + BLOCK]
-
-    def _by_tifffile(self, made: Path) -> None:
-        options: Record = {}
-        if len(self.shape) == 3:
-            options["planarconfig"] = "separate" if self.planes else "contig"
-        size = int(np.prod(self.shape)) * self.dtype.itemsize
-        with import_tifffile().TiffWriter(made, bigtiff=size > LARGE_TIFF) as writer:
-            writer.write(
-                self._blocks(),
-                shape=self.shape,
-                dtype=self.dtype,
-                tile=(BLOCK, BLOCK),
-                photometric="minisblack",
-                compression="zlib",
-                metadata=None,
-                **options,
-            )
 
     def _blocks(self) -> Iterator[Pixels]:
         """All tiles in the order of the file, full at the borders too."""
@@ -398,23 +380,6 @@ class TiffOutput(NpyOutput):
                     out = np.zeros((BLOCK, BLOCK, *rows.shape[2:]), dtype=self.dtype)
                     out[: piece.shape[0], : piece.shape[1]] = piece
                     yield out
-
-    def _by_rasterio(self, made: Path, reference: GeoReference) -> None:
-        rasterio = import_rasterio()
-        shape = (1, *self.shape) if len(self.shape) == 2 else self.shape
-        shape = shape if self.planes or len(self.shape) == 2 else (shape[2], *shape[:2])
-        tiles = {"tiled": True, "blockxsize": BLOCK, "blockysize": BLOCK, "bigtiff": "if_safer"}
-        options = reference.options(shape, self.dtype, self.nodata)
-        with (
-            rasterio.Env(GDAL_CACHEMAX=CACHE_MB),
-            rasterio.open(made, "w", **tiles, **options) as file,
-        ):
-            reference.color(file)
-            for k, strip in enumerate(self._strips()):
-                rows = strip[..., None] if strip.ndim == 2 else strip
-                bands = np.asarray(rows if self.planes else np.moveaxis(rows, -1, 0))
-                area = ((k * BLOCK, k * BLOCK + bands.shape[1]), (0, shape[2]))
-                file.write(bands, window=area)
 
 
 # ---- NIfTI ----
@@ -428,14 +393,9 @@ MILLIMETERS = {"meter": 1000.0, "mm": 1.0, "micron": 0.001}
 
 @dataclass(frozen=True)
 class NiftiReference:
-    """The position of a volume in the body, as its header has it.
+    """The position of a volume in the body, as its header has it."""
 
-    Attributes:
-        affine: From voxels to mm.  # (4, 4)
-        header: The header of the image.
-    """
-
-    affine: Array
+    affine: Array  # from voxels to mm: (4, 4)
     header: Opened
 
     def same_place(self, other: object) -> bool:
@@ -456,11 +416,7 @@ class NiftiReference:
 
 
 def read_nifti(path: Target) -> PlacedImage:
-    """A volume, its place, and the size of a voxel along each axis in mm.
-
-    Raises:
-        InputError: If the file can't be read or is no NIfTI volume.
-    """
+    """A volume, its place, and the size of a voxel along each axis in mm."""
     nibabel = import_nibabel()
     data, name = read_bytes(path)  # decompressed
     try:

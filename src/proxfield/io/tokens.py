@@ -46,17 +46,11 @@ _LONG_TOKEN = 10.0  # mean length above which np.fromstring is the faster way
 
 @dataclass(frozen=True, eq=False)
 class Text:
-    """A text in which long pieces of blanks may have been left out.
-
-    Args:
-        data: The text.
-        offsets: Where lines are missing.
-        lines: How many, at each of these.
-    """
+    """A text in which long pieces of blanks may have been left out."""
 
     data: bytes
-    offsets: array[int]
-    lines: array[int]
+    offsets: array[int]  # where lines are missing
+    lines: array[int]  # how many, at each of these
 
     def line(self, offset: int) -> int:
         """The line of the file that the byte at this offset is in, counted from 1."""
@@ -73,11 +67,6 @@ def squeeze(chunks: Iterable[bytes]) -> Text:
     """Join pieces of text, with one blank for each piece that holds nothing else.
 
     Binary data ends the text: nobody can use what follows.
-
-    Example:
-        >>> text = squeeze([b"PR", 100 * b" \\n", b"1"])
-        >>> text.data, text.line(4)
-        (b'PR 1', 101)
     """
     out = io.BytesIO()
     offsets, lines = array("q"), array("q")
@@ -99,18 +88,7 @@ def squeeze(chunks: Iterable[bytes]) -> Text:
 
 
 def read_text(source: Source, max_bytes: int | None = None) -> tuple[Text, str]:
-    """Read a text file, plain or compressed; long runs of blanks take no memory.
-
-    Args:
-        source: A path, ``"-"`` for standard input, or an open binary file.
-        max_bytes: Maximum number of bytes of content, as for `proxfield.io.read_bytes`.
-
-    Returns:
-        The text and the name to print in messages.
-
-    Raises:
-        InputError: If the file can't be read, is a broken archive, or is larger than allowed.
-    """
+    """A text file, plain or compressed, and its name; long runs of blanks take no memory."""
     chunks, name = open_source(source, max_bytes)
     try:
         return squeeze(chunks), name
@@ -119,11 +97,7 @@ def read_text(source: Source, max_bytes: int | None = None) -> tuple[Text, str]:
 
 
 class _BadTokenError(Exception):
-    """Internal: the token of this number in a chunk isn't a number."""
-
-    def __init__(self, index: int) -> None:
-        super().__init__(index)
-        self.index = index
+    """Internal: the token of this number, its argument, in a chunk isn't a number."""
 
 
 def _library(text: bytes, count: int) -> Doubles:
@@ -206,7 +180,7 @@ def _convert(text: bytes) -> Doubles:
         try:
             values[rows] = _library(b" ".join([text[a:b] for a, b in spans]), rows.size)
         except _BadTokenError as bad:
-            raise _BadTokenError(int(rows[bad.index])) from None
+            raise _BadTokenError(int(rows[bad.args[0]])) from None
     return values
 
 
@@ -223,21 +197,7 @@ class Tokens:
     """The numbers of a text file, after an optional leading word.
 
     ``numbers[k]`` is the k-th number; ``error(message, k)`` makes the error that
-    names its line.
-
-    Args:
-        data: The content of the file, whole or from `read_text`.
-        name: The name of the file for messages.
-        headers: Upper-case words which may open the file.
-        required: Whether one of these words must open the file.
-
-    Raises:
-        InputError: If the file isn't text or holds something that isn't a number.
-
-    Example:
-        >>> tokens = Tokens(b"PR\\n-1.5", "x.PR", headers=("PR",))
-        >>> tokens.header, tokens.numbers.tolist()
-        ('PR', [-1.5])
+    names its line. One of the upper-case ``headers`` may (or, ``required``, must) open the file.
     """
 
     def __init__(
@@ -283,10 +243,9 @@ class Tokens:
             try:
                 found = _convert(b" %b " % self._data[begin:end])
             except _BadTokenError as bad:
-                raise self.error(
-                    f"{_show(self.word(filled + bad.index))} isn't a number, expected a number",
-                    filled + bad.index,
-                ) from None
+                place = filled + bad.args[0]
+                what = f"{_show(self.word(place))} isn't a number, expected a number"
+                raise self.error(what, place) from None
             numbers[filled : filled + found.size] = found
             filled += found.size
         return numbers[:filled]
@@ -317,21 +276,7 @@ class Tokens:
         return self._at(message, self._span(index)[0])
 
     def integer(self, index: int, what: str, low: int, high: int | None = None) -> int:
-        """Read one integer, which must lie in a range.
-
-        Args:
-            index: Which number of the file.
-            what: What the number means, for messages.
-            low: The least legal value.
-            high: The largest legal value, if there's one.
-
-        Returns:
-            The integer.
-
-        Example:
-            >>> Tokens(b"3 4", "x").integer(1, "the number of labels", 1)
-            4
-        """
+        """Read one integer, which must lie in a range."""
         expected = f"an integer >= {low}" if high is None else f"an integer in {low}..{high}"
         if index >= self.count:
             raise self.error(f"the file ends before {what}, expected {expected}", index)
@@ -351,24 +296,10 @@ class Tokens:
             self.integer(int(places[bad]), what, low, top)
 
     def records(self, index: int, count: int, what: str, low: int, high: int) -> tuple[Ints, int]:
-        """Find the heads of ``count`` records, each a length followed by as many numbers.
+        """Heads of ``count`` records, each a length and as many numbers, and where the last ends.
 
         Head i + 1 stands right after the numbers of record i, so a run of equal
         lengths is a run of equally spaced equal numbers, and can be checked at once.
-
-        Args:
-            index: Where the first record begins.
-            count: How many records there are.
-            what: What the length of a record means, for messages.
-            low: The least legal length.
-            high: The largest legal length.
-
-        Returns:
-            The places of the heads, and the place after the last record.
-
-        Example:
-            >>> Tokens(b"2 7 8 1 9", "x").records(0, 2, "the size", 0, 9)
-            (array([0, 3]), 5)
         """
         heads = np.empty(count, dtype=np.int64)
         done, window = 0, 16

@@ -16,7 +16,7 @@ from proxfield.core.common.arrays import Doubles
 from proxfield.core.common.extras import import_extra
 from proxfield.errors import InputError
 from proxfield.io.files import display_name
-from proxfield.io.masks import Size, check_scale, check_sizes, scaled_size
+from proxfield.io.masks import Size, check_source, scaled_size
 
 FOREGROUND = 255
 """What MOG2 marks people with; it marks shadows with 127."""
@@ -42,11 +42,7 @@ def _quiet(cv2: ModuleType) -> Iterator[None]:
 
 
 class EndOfVideoError(InputError):
-    """A video ends before a frame, whatever its header says.
-
-    Attributes:
-        frames: Number of frames that all videos have.
-    """
+    """A video ends before a frame, whatever its header says."""
 
     def __init__(self, message: str, frames: int) -> None:
         super().__init__(message)
@@ -85,11 +81,9 @@ class VideoMasks:
     _next: int = field(default=0, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_scale(self.scale)
         if len(self.paths) != len(self.cameras):
             raise InputError(f"{len(self.paths)} videos for {len(self.cameras)} cameras")
-        if self.sizes is not None:
-            check_sizes(self.sizes, self.cameras)
+        check_source(self.scale, self.sizes, self.cameras)
         for k in range(len(self.paths)):
             self._open(k).release()
 

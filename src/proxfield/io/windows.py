@@ -1,4 +1,4 @@
-"""Arrays that are read and written window by window: files that don't fit in memory.
+"""Arrays in files: window by window, where they don't fit in memory, and numpy's whole ones.
 
 A `Sliced` knows its shape and its type and reads one window at a time; it keeps nothing open, so
 that it can be sent to other processes and its memory doesn't grow with what was read. An `Output`
@@ -8,21 +8,25 @@ renamed when all of it is there, so that nobody ever sees a part of a result.
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
+import zipfile
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from os import PathLike
+from io import BytesIO
+from os import SEEK_END, PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from proxfield.core.common.arrays import Array, Dtype, Pixels
-from proxfield.core.common.extras import import_extra
+from proxfield.core.common.extras import import_extra, is_installed
+from proxfield.core.common.records import Record
 from proxfield.errors import InputError, reason
 from proxfield.io.files import (
     NO_FOLDER,
@@ -32,12 +36,14 @@ from proxfield.io.files import (
     naming,
     naming_damage,
     no_such_file,
+    replacing,
 )
 from proxfield.io.remote import AnyPath, RemotePath, is_remote, make_path
 
 if TYPE_CHECKING:
     from proxfield.io.tiff import GeoReference
 
+_format: Any = np.lib.format
 KINDS = (".npy", ".zarr", ".tif", ".tiff")
 """Endings of the files that can be written in windows."""
 
@@ -48,17 +54,11 @@ Window = tuple[slice, ...]
 
 
 class Sliced(ABC):
-    """An array that is read in windows.
-
-    Attributes:
-        shape: Its shape.
-        dtype: The type of its numbers.
-        name: What to call it in messages.
-    """
+    """An array that is read in windows."""
 
     shape: tuple[int, ...]
     dtype: Dtype
-    name: str
+    name: str  # in messages
 
     @abstractmethod
     def read(self, window: Window) -> Pixels:
@@ -72,10 +72,8 @@ class Sliced(ABC):
 class FileSliced(Sliced):
     """An array in a file, or a folder of zarr.
 
-    Args:
-        path: The place.
-        opened: Opens it for each window anew: what was read doesn't stay in memory. A reader of
-            a class of its own does without.
+    It is ``opened`` for each window anew: what was read doesn't stay in memory. A reader of a class
+    of its own does without.
     """
 
     def __init__(self, path: AnyPath, opened: Callable[[], Array] | None = None) -> None:
@@ -99,12 +97,7 @@ class FileSliced(Sliced):
 
 
 class Output(ABC):
-    """An array that is written in windows.
-
-    Args:
-        shape: Its shape.
-        dtype: The type of its numbers.
-    """
+    """An array that is written in windows."""
 
     def __init__(self, shape: tuple[int, ...], dtype: Dtype) -> None:
         self.shape, self.dtype = shape, dtype
@@ -132,11 +125,7 @@ class NewFile(NamedTuple):
 
 @contextmanager
 def writing_to(place: object) -> Iterator[None]:
-    """Turn what the system says about a place (a full disk, say) into one line.
-
-    Args:
-        place: A file or a folder; anything else is called the output.
-    """
+    """Turn what the system says about a place (a full disk, say) into one line."""
     try:
         yield
     except OSError as error:
@@ -148,9 +137,6 @@ def writing_to(place: object) -> Iterator[None]:
         ) from None
 
 
-# ---- reading ----
-
-
 def open_sliced(given: Array, what: str = "the image") -> Sliced:
     """What was given, as an array that is read in windows.
 
@@ -158,13 +144,6 @@ def open_sliced(given: Array, what: str = "the image") -> Sliced:
         given: The name of a file (``.npy``, ``.zarr``, ``.tif``, ``.svs`` and other tiled TIFF), or
             anything with a shape, a dtype and slices: arrays of numpy, zarr, h5py, dask, …
         what: What it is, for messages.
-
-    Raises:
-        InputError: If it can't be read in windows.
-
-    Example:
-        >>> open_sliced(np.eye(3)).read((slice(0, 2), slice(1, 3))).tolist()
-        [[0.0, 0.0], [1.0, 0.0]]
     """
     if isinstance(given, Sliced):
         return given
@@ -177,8 +156,6 @@ def open_sliced(given: Array, what: str = "the image") -> Sliced:
         and not isinstance(given.base, np.ndarray)  # a view of a part: its place isn't known
         and (given.flags.c_contiguous or given.flags.f_contiguous)
     ):
-        from proxfield.io.npy import mapped
-
         return mapped(given, Path(given.filename))
     if all(hasattr(given, name) for name in ("shape", "dtype", "__getitem__")):
         return Held(given, what)
@@ -186,7 +163,7 @@ def open_sliced(given: Array, what: str = "the image") -> Sliced:
 
 
 def _open_file(path: AnyPath) -> Sliced:
-    from proxfield.io import npy, tiff
+    from proxfield.io import tiff
 
     if is_zarr(path):
         return FileSliced(path, partial(_open_zarr, path))
@@ -199,22 +176,30 @@ def _open_file(path: AnyPath) -> Sliced:
     if path.is_dir():
         raise InputError("is a folder, expected a file or a zarr array")
     if ending(path) == ".npy":
-        return npy.mapped(npy.map_array(path), path)
+        return mapped(map_array(path), path)
     with path.open("rb") as stream:  # slides have many endings
         if stream.read(4) in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
-            return tiff.open_tiff(path)
+            # by rasterio if it has a place, otherwise by tifffile
+            placed = tiff.is_geotiff(path) or not is_installed("tifffile")
+            return (tiff.Raster if tiff.has_rasterio() and placed else tiff.Tiff)(path)
     raise InputError(
         "can't be read in windows, expected .npy, .zarr or a tiled TIFF (or the array itself)"
     )
 
 
-def is_zarr(path: Target) -> bool:
-    """Whether a folder holds an array, or a group of arrays, of zarr.
+def mapped(array: Pixels, path: Path) -> FileSliced:
+    """An array that was mapped from a file, so that each window is mapped anew."""
+    if not isinstance(array, np.memmap):  # empty
+        raise InputError(
+            f"holds an array of shape {array.shape}, expected pixels", path=display_name(path)
+        )
+    order: Literal["C", "F"] = "C" if array.flags.c_contiguous else "F"
+    place = (array.dtype, "r", array.offset, array.shape, order)
+    return FileSliced(path, partial(np.memmap, path, *place))
 
-    Example:
-        >>> is_zarr(".")
-        False
-    """
+
+def is_zarr(path: Target) -> bool:
+    """Whether a folder holds an array, or a group of arrays, of zarr."""
     if is_remote(os.fspath(path)) and ending(path) != ".zarr":
         return False  # without asking for each of many files
     return any((make_path(path) / name).exists() for name in ("zarr.json", ".zarray", ".zgroup"))
@@ -236,13 +221,8 @@ class Held(Sliced):
     def read(self, window: Window) -> Pixels:
         return np.asarray(self.array[window])
 
-    @property
-    def in_memory(self) -> bool:
-        """Whether all numbers are in memory: sent to other processes, they would all be copied."""
-        return isinstance(self.array, np.ndarray)
-
     def identity(self) -> str:
-        if not self.in_memory:
+        if not isinstance(self.array, np.ndarray):
             place = getattr(self.array, "store", None)
             return f"{type(self.array).__name__} {self.shape} {self.dtype} {place}"
         total = 0
@@ -266,16 +246,8 @@ def _open_zarr(path: AnyPath) -> Array:
     )
 
 
-# ---- writing ----
-
-
 def check_output(path: Target, axes: int) -> None:
-    """Refuse a name whose kind can't be written in windows, before any work.
-
-    Args:
-        path: The name.
-        axes: Axes of the image's pixels.
-    """
+    """Refuse a name whose kind can't be written in windows, before any work."""
     with naming(path):
         if ending(path) not in KINDS:
             raise InputError(
@@ -289,39 +261,6 @@ def check_output(path: Target, axes: int) -> None:
             raise InputError("is a folder, expected the name of a file or a zarr array")
     if ending(path) == ".zarr":
         import_zarr()
-
-
-def open_output(new: NewFile) -> Output:
-    """A file that is written in windows; what is in progress in its folder goes on."""
-    from proxfield.io.npy import NpyOutput
-    from proxfield.io.tiff import TiffOutput
-
-    if ending(new.target) == ".zarr":
-        return ZarrOutput(new)
-    return NpyOutput(new) if ending(new.target) == ".npy" else TiffOutput(new)
-
-
-class ZarrOutput(Output):
-    """A zarr array, in chunks of the tiles' size."""
-
-    def __init__(self, new: NewFile) -> None:
-        super().__init__(new.shape, new.dtype)
-        self.target, self.path = new.target, new.folder / "output.zarr"
-        if is_zarr(self.path):
-            self.array = import_zarr().open(str(self.path), mode="r+")
-            return
-        size = tuple(min(c, n) for c, n in zip(new.chunks, new.shape, strict=True))
-        self.array = import_zarr().open(
-            str(self.path), mode="w", shape=new.shape, chunks=size, dtype=new.dtype
-        )
-
-    def write(self, window: Window, values: Pixels) -> None:
-        self.array[window] = values
-
-    def finish(self) -> None:
-        if self.target.exists():  # checked to be one of zarr
-            shutil.rmtree(self.target)
-        self.path.replace(self.target)
 
 
 class HeldOutput(Output):
@@ -341,3 +280,151 @@ class HeldOutput(Output):
         self.array[window] = values
         if isinstance(self.array, np.memmap):
             self.array.flush()
+
+
+class ZarrOutput(HeldOutput):
+    """A zarr array, in chunks of the tiles' size."""
+
+    def __init__(self, new: NewFile) -> None:
+        self.target, self.path = new.target, new.folder / "output.zarr"
+        options: Record = {"mode": "r+"}
+        if not is_zarr(self.path):
+            size = tuple(min(c, n) for c, n in zip(new.chunks, new.shape, strict=True))
+            options = {"mode": "w", "shape": new.shape, "chunks": size, "dtype": new.dtype}
+        super().__init__(import_zarr().open(str(self.path), **options), new.shape, new.dtype)
+
+    def finish(self) -> None:
+        if self.target.exists():  # checked to be one of zarr
+            shutil.rmtree(self.target)
+        self.path.replace(self.target)
+
+
+class NpyOutput(Output):
+    """A ``.npy`` file. It isn't mapped: on a full disk that would end the process."""
+
+    def __init__(self, new: NewFile) -> None:
+        super().__init__(new.shape, new.dtype)
+        self.target, self.path = new.target, new.folder / "output.npy"
+        with writing_to(new.folder):
+            if not self.path.exists():
+                with replacing(self.path) as aside:
+                    np.lib.format.open_memmap(aside, "w+", new.dtype, new.shape)
+        self.offset = int(map_array(self.path).offset)
+
+    def write(self, window: Window, values: Pixels) -> None:
+        values = np.ascontiguousarray(values, dtype=self.dtype)
+        whole = len(self.shape) - 1  # axes from here on are contiguous in the file
+        while whole > 0 and values.shape[whole] == self.shape[whole]:
+            whole -= 1
+        steps = [int(np.prod(self.shape[k + 1 :])) for k in range(len(self.shape))]
+        start = [w.start * step for w, step in zip(window, steps, strict=True)]
+        runs = values.reshape(*values.shape[:whole], -1)
+        with self.path.open("r+b") as stream:
+            for place in np.ndindex(*values.shape[:whole]):
+                at = sum(start) + sum(k * steps[axis] for axis, k in enumerate(place))
+                stream.seek(self.offset + at * self.dtype.itemsize)
+                stream.write(runs[place].data)
+            stream.flush()
+            os.fsync(stream.fileno())
+
+    def finish(self) -> None:
+        self.path.replace(self.target)
+
+
+# ---- arrays of numpy, whole ----
+
+
+def load_array(data: bytes, name: str, keys: tuple[str, ...]) -> Pixels:
+    """The array of a ``.npy`` file, or of a ``.npz`` file the first that a key names, if any."""
+    with naming_damage(name):
+        plain = view_array(data)
+        stored = np.load(BytesIO(data), allow_pickle=False) if plain is None else plain
+        if isinstance(stored, np.ndarray):
+            return stored
+        with stored:
+            names = list(stored.files)
+            if names:
+                value = stored[next((k for k in keys if k in names), names[0])]
+                if isinstance(value, np.ndarray):
+                    return value
+    raise InputError("holds no array, expected .npz with at least one", path=name)
+
+
+def view_array(data: bytes) -> Pixels | None:
+    """The array of a plain ``.npy`` file without copying it; None for any other file.
+
+    Other threads can work meanwhile, as they can't while numpy copies from a stream.
+    """
+    stream = BytesIO(data)
+    if data[:6] != _format.MAGIC_PREFIX or _format.read_magic(stream) not in ((1, 0), (2, 0)):
+        return None
+    read = _format.read_array_header_1_0 if data[6] == 1 else _format.read_array_header_2_0
+    shape, by_column, dtype = read(stream)
+    start = stream.tell()
+    if dtype.hasobject or len(data) - start != math.prod(shape) * dtype.itemsize:
+        return None  # np.load says what is wrong
+    values: Pixels = np.empty(0, dtype)
+    if len(data) > start:
+        values = np.frombuffer(data, dtype=dtype, offset=start)
+    return np.reshape(values, shape, order="F" if by_column else "C")
+
+
+def map_array(path: str | PathLike[str]) -> Array:
+    """The array of a ``.npy`` file, mapped for reading: a `numpy.memmap` unless it is empty."""
+    name = display_name(path)
+    with naming_damage(name):
+        with Path(path).open("rb") as stream:
+            begin = stream.read(len(_format.MAGIC_PREFIX))
+        if begin != _format.MAGIC_PREFIX:
+            raise InputError("isn't a .npy file, expected one that numpy.save wrote", path=name)
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+
+
+def store_array(path: Path, values: Pixels) -> None:
+    """Write a ``.npy`` file that appears when all of it is there."""
+    values = np.ascontiguousarray(values)
+    with replacing(path) as aside, aside.open("wb") as stream:  # np.save doesn't say why it can't
+        _format.write_array_header_1_0(stream, _format.header_data_from_array_1_0(values))
+        stream.write(values.data)
+
+
+def read_member(archive: zipfile.ZipFile, name: str) -> Pixels:
+    """The array of a name in an ``.npz`` archive, compared with its checksum."""
+    with naming_damage(None), archive.open(f"{name}.npy") as member:
+        array = _format.read_array(member, allow_pickle=False)
+        if member.read(1):  # the checksum is compared at the end
+            raise ValueError("more than one array")
+        return np.asarray(array)
+
+
+def stored_shape(path: str | PathLike[str]) -> tuple[int, ...]:
+    """The shape of the array in ``.npy`` or of the first one in ``.npz``, from its header."""
+    name = display_name(path)
+    with naming_damage(name), Path(path).open("rb") as stream:
+        if stream.read(2) == b"PK":
+            with zipfile.ZipFile(stream) as archive:
+                for member in archive.infolist()[:1]:
+                    with archive.open(member) as first:
+                        return _read_shape(first, member.file_size)
+                raise InputError("holds no array, expected .npz with at least one", path=name)
+        size = stream.seek(0, SEEK_END)
+        stream.seek(0)
+        return _read_shape(stream, size)
+
+
+def _read_shape(stream: IO[bytes], size: int) -> tuple[int, ...]:
+    """The shape that a header names; ValueError if its numbers don't fit into so many bytes."""
+    first = _format.read_magic(stream) == (1, 0)
+    read = _format.read_array_header_1_0 if first else _format.read_array_header_2_0
+    shape, _, dtype = read(stream)
+    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize > size:
+        raise ValueError(f"an array of {dtype} of shape {shape} in {size} bytes")
+    return tuple(shape)
+
+
+def compact(values: Pixels, top: int | None = None) -> Pixels:
+    """Labels in the smallest type of whole numbers that holds them; floats stay what they are."""
+    if values.dtype.kind == "f":
+        return values
+    most = int(values.max(initial=0)) if top is None else top
+    return values.astype(np.uint8 if most < 256 else np.uint16 if most < 65536 else np.int64)

@@ -27,7 +27,7 @@ from proxfield.core.solve.rules.base import Rule
 from proxfield.errors import InputError, ProxfieldError, shown
 from proxfield.field import Field
 from proxfield.io.files import Source, Target, atomic_write, display_name, naming_damage, read_bytes
-from proxfield.io.npy import read_member
+from proxfield.io.windows import read_member
 from proxfield.learn.tied import Parameters
 from proxfield.result import Result, Status
 

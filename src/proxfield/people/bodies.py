@@ -105,22 +105,8 @@ def draw_boxes(
 ) -> Mask:
     """The mask of one camera: the union of bodies in rectangles, with errors.
 
-    Args:
-        boxes: Left, top, right and bottom of each body in pixels; they may reach out of the image,
-            and those with NaN aren't drawn.  # (n, 4)
-        width: Columns of the image.
-        height: Rows of the image.
-        noise: Errors; `Noise` by default.
-        shape: "superellipse" or "person".
-        strides: How far apart each person's feet are, 0 to 1; ½ by default.  # (n,)
-        seed: Random seed, one number or several.
-
-    Returns:
-        0 for background, 255 for foreground, values between with soft edges.  # (height, width)
-
-    Example:
-        >>> draw_boxes([[0, 0, 4, 3]], 5, 3, noise=Noise.none())[1].tolist()
-        [255, 255, 255, 255, 0]
+    Rectangles (left, top, right, bottom) may reach out of the image; those with NaN aren't drawn.
+    ``strides`` says how far apart each person's feet are, 0 to 1; ½ by default.
     """
     if shape not in SHAPES:
         raise InputError(f"shape={shown(shape)}, expected one of: {', '.join(SHAPES)}")
@@ -131,7 +117,14 @@ def draw_boxes(
     steps = np.broadcast_to(0.5 if strides is None else np.asarray(strides), len(rectangles))
     for box, stride in zip(rectangles, steps.tolist(), strict=True):
         _add_body(inside, box, SHAPES[shape], stride, errors.missing, rng)
-    for box in _blob_boxes(rectangles, width, height, errors.blobs, rng):
+    # blobs anywhere in the image, somewhat smaller than its bodies
+    corners = np.clip(rectangles[np.isfinite(rectangles).all(axis=1)], 0, [width, height] * 2)
+    size = corners[:, 2:] - corners[:, :2]
+    size = size[(size > 0).all(axis=1)]
+    usual = np.median(size, axis=0) if len(size) else np.array([width, height]) / 20
+    half = 0.5 * usual * rng.uniform(*BLOB, size=(errors.blobs, 2))
+    middle = rng.uniform(0, [width, height], size=(errors.blobs, 2))
+    for box in np.concatenate([middle - half, middle + half], axis=1):
         _add_body(inside, box, ellipse, 0.0, 0.0, rng)
     if errors.speckle:
         texture = smooth_noise(rng, height, width, round(height / SPOT), round(width / SPOT))
@@ -145,15 +138,7 @@ def draw_boxes(
 def smooth_noise(
     rng: np.random.Generator, rows: int, columns: int, down: int, across: int
 ) -> NDArray[np.float32]:
-    """A smooth random texture: normal values on a coarse grid, interpolated.
-
-    Args:
-        rng: Source of randomness.
-        rows: Of the result.
-        columns: Of the result.
-        down: Number of cells of the coarse grid from top to bottom.
-        across: Number of cells from left to right.
-    """
+    """A smooth random texture: normal values on a coarse grid, interpolated."""
     coarse = rng.standard_normal((max(1, down) + 1, max(1, across) + 1), dtype=np.float32)
     for axis, (count, cells) in enumerate(((rows, max(1, down)), (columns, max(1, across)))):
         at = (np.arange(count, dtype=np.float32) + 0.5) * (cells / count)
@@ -189,20 +174,6 @@ def _add_body(
         texture = smooth_noise(rng, len(v), len(u), *PATCHES)
         body = body & (texture >= np.quantile(texture[body], missing))
     inside[top:bottom, left:right] |= body
-
-
-def _blob_boxes(
-    bodies: Floats, width: int, height: int, count: int, rng: np.random.Generator
-) -> NDArray[np.float64]:
-    """Rectangles of blobs anywhere in the image, somewhat smaller than its bodies.  # (count, 4)"""
-    seen = np.isfinite(bodies).all(axis=1)
-    corners = np.clip(bodies[seen], 0, [width, height] * 2)
-    size = corners[:, 2:] - corners[:, :2]
-    size = size[(size > 0).all(axis=1)]
-    usual = np.median(size, axis=0) if len(size) else np.array([width, height]) / 20
-    half = 0.5 * usual * rng.uniform(*BLOB, size=(count, 2))
-    middle = rng.uniform(0, [width, height], size=(count, 2))
-    return np.concatenate([middle - half, middle + half], axis=1)
 
 
 def _blur(image: Floats, width: int) -> NDArray[np.float64]:

@@ -184,8 +184,10 @@ def load_cameras(
     """Cameras from a calibration: a JSON file, or a folder like WILDTRACK's.
 
     Args:
-        path: As in `proxfield.io.calibration.read_calibration`.
-        names: Of the cameras that are wanted, in this order; all by default.
+        path: A JSON file, or a folder like WILDTRACK's ``calibrations``, with ``extr_NAME.xml``
+            and ``intr_NAME.xml`` in folders ``extrinsic`` and ``intrinsic_zero``, or side by side.
+        names: Of the cameras that are wanted, in this order; by default all, in the order of
+            the file, or of their names.
         size: Width and height of the images, where files don't say.
         unit: "m", "cm" or "mm"; by default what the file says, cm for WILDTRACK, else m.
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from proxfield.core.common.arrays import Doubles
 from proxfield.core.common.checks import is_exact, is_real, is_whole
 from proxfield.core.common.records import Record
 from proxfield.errors import InputError, shown
@@ -22,6 +19,7 @@ from proxfield.io.files import (
     atomic_write,
     decode_text,
     display_name,
+    naming,
     parse_json,
     read_bytes,
 )
@@ -30,8 +28,6 @@ from proxfield.people.detections import Detections
 COLUMNS = ("frame", "x", "y", "score", "location")
 WHOLE = ("frame", "location")
 """Columns of whole numbers."""
-Fault = Callable[[str], InputError]
-"""Makes an error that names the file, and the line where there is one."""
 WILDTRACK_COLUMNS, WILDTRACK_ROWS = 480, 1440
 """The grid of WILDTRACK's positions, x first."""
 WILDTRACK_ORIGIN = (-3.0, -9.0)
@@ -53,13 +49,12 @@ def read_detections(source: Source) -> Detections:
     if isinstance(source, (str, os.PathLike)) and source != "-" and Path(source).is_dir():
         return read_wildtrack(source)
     data, name = read_bytes(source)
-    text = decode_text(data, name, "CSV or JSON")
-    if not text.lstrip().startswith(("{", "[")):
-        return parse_csv(text, name)
-    content = parse_json(text, name)
-    if isinstance(content, list):
-        return _annotations(content, _frame_of(name), name)
-    return _from_json(content, name)
+    with naming(name):
+        text = decode_text(data, name, "CSV or JSON")
+        if not text.lstrip().startswith(("{", "[")):
+            return _parse_csv(text)
+        content = parse_json(text, name)
+        return _annotations(content, name) if isinstance(content, list) else _from_json(content)
 
 
 def write_detections(path: Target, detections: Detections) -> None:
@@ -77,9 +72,6 @@ def write_detections(path: Target, detections: Detections) -> None:
         raise InputError("expected a name ending in .csv or .json", path=display_name(path))
 
 
-# ---- CSV ----
-
-
 def format_csv(detections: Detections) -> str:
     """One line per detection; a frame in which nobody is has a line without coordinates.
 
@@ -93,29 +85,23 @@ def format_csv(detections: Detections) -> str:
     rows = [(int(f), "", "", "", "") for f in np.setdiff1d(d.frames, d.frame)]
     for k in range(len(d)):
         place = "" if d.location[k] < 0 else str(int(d.location[k]))
-        numbers = (_shorten(d.x[k]), _shorten(d.y[k]), _shorten(d.score[k]))
-        rows.append((int(d.frame[k]), *numbers, place))
+        numbers = (d.x[k], d.y[k], d.score[k])
+        x, y, score = ("" if np.isnan(v) else f"{v:.9g}" for v in numbers)
+        rows.append((int(d.frame[k]), x, y, score, place))
     rows.sort(key=lambda row: row[0])
     return "".join(",".join(map(str, row)) + "\n" for row in (COLUMNS, *rows))
 
 
-def _shorten(value: float) -> str:
-    """A number with nine digits; nothing for NaN."""
-    return "" if np.isnan(value) else f"{value:.9g}"
-
-
-def parse_csv(text: str, name: str) -> Detections:
+def _parse_csv(text: str) -> Detections:
     """The text of a CSV file, with a line of names or in the order frame, x, y, score, location."""
     first = next((line for line in text.splitlines() if line.strip()), "")
     if not first:
-        raise InputError("the file is empty, expected columns frame, x, y", path=name)
+        raise InputError("the file is empty, expected columns frame, x, y")
     delimiter = next((mark for mark in ",;" if mark in first), "\t")
-    lines = (
-        text.splitlines()
-        if delimiter != "\t"
-        else ("\t".join(s.split()) for s in text.splitlines())
+    lines = text.splitlines()
+    reader = csv.reader(
+        lines if delimiter != "\t" else ("\t".join(s.split()) for s in lines), delimiter=delimiter
     )
-    reader = csv.reader(lines, delimiter=delimiter)
     columns: dict[str, int] | None = None
     out: list[tuple[float, ...]] = []
     frames: set[int] = set()
@@ -124,37 +110,37 @@ def parse_csv(text: str, name: str) -> Detections:
             cells = [cell.strip() for cell in row]
             if not any(cells) or cells[0].startswith("#"):
                 continue
-            fault = partial(InputError, path=name, line=reader.line_num)
             if columns is None:
-                columns = _columns(cells, fault)
+                columns = _columns(cells)
                 if not _is_number(cells[columns["frame"]]):
                     continue
-            found = {k: _cell(cells[at], k, fault) for k, at in columns.items() if at < len(cells)}
+            found = {k: _cell(cells[at], k) for k, at in columns.items() if at < len(cells)}
             number, x, y, score, place = (found.get(key, np.nan) for key in COLUMNS)
             if not is_whole(number):
-                raise fault(f"has no frame, expected {', '.join(columns)}")
+                raise InputError(f"has no frame, expected {', '.join(columns)}")
             frames.add(int(number))
             if np.isnan(x) != np.isnan(y):
-                raise fault("has only one coordinate, expected x and y")
+                raise InputError("has only one coordinate, expected x and y")
             if np.isnan(x) and np.isnan(place):
                 continue  # a frame in which nobody is
             where = -1 if np.isnan(place) else place
             out.append((number, x, y, 1.0 if np.isnan(score) else score, where))
-    except csv.Error as error:
-        raise InputError(f"isn't CSV ({error})", path=name, line=reader.line_num) from None
-    return _checked(out, sorted(frames), name)
+    except (csv.Error, InputError) as error:
+        what = error.message if isinstance(error, InputError) else f"isn't CSV ({error})"
+        raise InputError(what, line=reader.line_num) from None
+    return _from_rows(out, sorted(frames))
 
 
-def _columns(cells: list[str], fault: Fault) -> dict[str, int]:
+def _columns(cells: list[str]) -> dict[str, int]:
     """Where each column is, by the names in the first line or by position."""
     if _is_number(cells[0]):
         if len(cells) < 3:
-            raise fault(f"has {len(cells)} columns, expected frame, x, y")
+            raise InputError(f"has {len(cells)} columns, expected frame, x, y")
         return {key: k for k, key in enumerate(COLUMNS) if k < len(cells)}
     known = {cell.lower(): k for k, cell in enumerate(cells)}
     columns = {key: known[key] for key in COLUMNS if key in known}
     if "frame" not in columns or not ({"x", "y"} <= set(columns) or "location" in columns):
-        raise fault(
+        raise InputError(
             f"has columns {shown(', '.join(cells))}, expected frame, x, y, and score or location "
             "if wanted"
         )
@@ -169,28 +155,21 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _cell(text: str, key: str, fault: Fault) -> float:
+def _cell(text: str, key: str) -> float:
     if not text:
         return np.nan
-    if not _is_number(text) or not np.isfinite(float(text)):
-        raise fault(f"{key} is {shown(text)}, expected a number")
-    value = float(text)
+    value = float(text) if _is_number(text) else np.nan
+    if not np.isfinite(value):
+        raise InputError(f"{key} is {shown(text)}, expected a number")
     if key in WHOLE and not is_exact(value):
         most = "" if not is_whole(value) else " up to 2^53"
-        raise fault(f"{key} is {shown(text)}, expected a whole number{most}")
+        raise InputError(f"{key} is {shown(text)}, expected a whole number{most}")
     return value
 
 
-def _checked(rows: list[tuple[float, ...]], frames: list[int], name: str) -> Detections:
-    """Detections from rows of numbers; errors name the file."""
-    try:
-        frame, x, y, score, location = np.array(rows, dtype=float).reshape(-1, 5).T
-        return Detections(frame, x, y, score, location, frames)
-    except InputError as error:
-        raise InputError(error.message, path=name) from None
-
-
-# ---- JSON ----
+def _from_rows(rows: list[tuple[float, ...]], frames: list[int]) -> Detections:
+    frame, x, y, score, location = np.array(rows, dtype=float).reshape(-1, 5).T
+    return Detections(frame, x, y, score, location, frames)
 
 
 def format_json(detections: Detections) -> str:
@@ -210,50 +189,30 @@ def format_json(detections: Detections) -> str:
     return head + (f"\n{lines}\n" if items else "") + "]}\n"
 
 
-def _from_json(content: object, name: str) -> Detections:
-    fault = partial(InputError, path=name)
+def _from_json(content: object) -> Detections:
     items = content.get("detections") if isinstance(content, dict) else None
     if not isinstance(content, dict) or not isinstance(items, list):
-        raise fault('expected an object with a list "detections"')
+        raise InputError('expected an object with a list "detections"')
     rows = []
     for k, item in enumerate(items):
         if not isinstance(item, dict):
-            raise fault(f"detection {k} isn't an object")
+            raise InputError(f"detection {k} isn't an object")
         row: Record = {"frame": None, "x": np.nan, "y": np.nan, "score": 1.0, "location": -1}
         row |= {key: item[key] for key in COLUMNS if key in item}
         for key, value in row.items():
             if not (is_exact if key in WHOLE else is_real)(value):
                 expected = "a whole number up to 2^53" if key in WHOLE else "a number"
-                raise fault(f"detection {k}: {key} is {shown(value)}, expected {expected}")
+                raise InputError(f"detection {k}: {key} is {shown(value)}, expected {expected}")
         rows.append(tuple(map(float, row.values())))
     frames = content.get("frames")
     if frames is None:
         frames = sorted({int(row[0]) for row in rows})
     elif not isinstance(frames, list):
-        raise fault('"frames" must be a list of whole numbers')
+        raise InputError('"frames" must be a list of whole numbers')
     for number in frames:
         if not is_exact(number):
-            raise fault(f'"frames" holds {shown(number)}, expected whole numbers up to 2^53')
-    return _checked(rows, [int(f) for f in frames], name)
-
-
-# ---- WILDTRACK ----
-
-
-def wildtrack_positions(ids: object) -> Doubles:
-    """Where WILDTRACK's positions are, in meters.
-
-    Args:
-        ids: Numbers of positions.  # (n,)
-
-    Example:
-        >>> wildtrack_positions([0, 1, 480]).round(3).tolist()
-        [[-3.0, -9.0], [-2.975, -9.0], [-3.0, -8.975]]
-    """
-    row, column = np.divmod(np.asarray(ids, dtype=np.int64), WILDTRACK_COLUMNS)
-    x = WILDTRACK_ORIGIN[0] + WILDTRACK_SPACING * column
-    y = WILDTRACK_ORIGIN[1] + WILDTRACK_SPACING * row
-    return np.stack([x, y], axis=-1)
+            raise InputError(f'"frames" holds {shown(number)}, expected whole numbers up to 2^53')
+    return _from_rows(rows, [int(f) for f in frames])
 
 
 def read_wildtrack(folder: Target) -> Detections:
@@ -271,33 +230,29 @@ def read_wildtrack(folder: Target) -> Detections:
     parts = []
     for file in files:
         data, name = read_bytes(file)
-        content = parse_json(data.decode("utf-8", "replace"), name)
-        parts.append(_annotations(content, _frame_of(name), name))
+        with naming(name):
+            content = parse_json(data.decode("utf-8", "replace"), name)
+            parts.append(_annotations(content, name))
     return Detections.join(parts)
 
 
-def _frame_of(name: str) -> int:
+def _annotations(content: object, name: str) -> Detections:
+    """One frame, numbered by the file's name."""
     stem = Path(name).name.split(".")[0]
     if not (stem.isascii() and stem.isdigit()):
-        raise InputError("its name is no frame number, expected 00000005.json, say", path=name)
+        raise InputError("its name is no frame number, expected 00000005.json, say")
     if len(stem.lstrip("0")) > MAX_DIGITS:
-        raise InputError(
-            f"its name has more than {MAX_DIGITS} digits, expected a frame number", path=name
-        )
-    return int(stem)
-
-
-def _annotations(content: object, frame: int, name: str) -> Detections:
+        raise InputError(f"its name has more than {MAX_DIGITS} digits, expected a frame number")
     if not isinstance(content, list):
-        raise InputError("expected a list of people with positionID", path=name)
+        raise InputError("expected a list of people with positionID")
     ids: list[Any] = [
         item.get("positionID") if isinstance(item, dict) else None for item in content
     ]
     last = WILDTRACK_COLUMNS * WILDTRACK_ROWS - 1
     for k, value in enumerate(ids):
         if not is_whole(value) or not 0 <= value <= last:
-            raise InputError(
-                f"person {k} has positionID {shown(value)}, expected 0 to {last}", path=name
-            )
-    xy = wildtrack_positions(ids).reshape(-1, 2)
-    return Detections(np.full(len(ids), frame), xy[:, 0], xy[:, 1], None, ids, [frame])
+            raise InputError(f"person {k} has positionID {shown(value)}, expected 0 to {last}")
+    row, column = np.divmod(np.asarray(ids, dtype=np.int64), WILDTRACK_COLUMNS)
+    x = WILDTRACK_ORIGIN[0] + WILDTRACK_SPACING * column
+    y = WILDTRACK_ORIGIN[1] + WILDTRACK_SPACING * row
+    return Detections(np.full(len(ids), int(stem)), x, y, None, ids, [int(stem)])

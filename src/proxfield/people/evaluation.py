@@ -169,7 +169,10 @@ def evaluate(
             raise InputError(f"{name} have no coordinates, expected x and y in meters")
         if roi is not None:
             some = some.select(inside(some.positions, roi))
-        sides.append(_by_frame(some, wanted))
+        order = np.argsort(some.frame, kind="stable")
+        bounds = np.searchsorted(some.frame[order], np.append(wanted, wanted[-1] + 1))
+        # frames aren't always consecutive, those between them were dropped before
+        sides.append(np.split(some.positions[order], bounds[1:-1]))
     rows = [match(found, people, radius) for people, found in zip(*sides, strict=True)]
     counts = np.array([len(d) for d in rows], dtype=np.int64)
     people = np.array([len(p) for p in sides[0]], dtype=np.int64)
@@ -179,16 +182,7 @@ def evaluate(
 
 
 def match(found: Doubles, people: Doubles, radius: float) -> Doubles:
-    """Distances of the pairs of detections and people that match.
-
-    Args:
-        found: Positions of detections.  # (n, 2)
-        people: Positions of people.  # (m, 2)
-        radius: Pairs are closer than this.
-
-    Returns:
-        The distance of each pair, as many pairs as possible.  # (k,)
-    """
+    """Distances of the pairs of detections and people that match."""
     if not len(found) or not len(people):
         return np.zeros(0)
     far = np.linalg.norm(found[:, None] - people[None], axis=2)
@@ -201,10 +195,6 @@ def match(found: Doubles, people: Doubles, radius: float) -> Doubles:
 
 def inside(points: Doubles, polygon: ArrayLike) -> NDArray[np.bool_]:
     """Which points are in a polygon, its border included.
-
-    Args:
-        points: Any number of points.  # (n, 2)
-        polygon: Its corners in order; the last is joined to the first.  # (k, 2)
 
     Example:
         >>> inside(np.array([[0.5, 0.5], [1.0, 0.2], [2.0, 2.0]]), [[0, 0], [1, 0], [1, 1], [0, 1]])
@@ -230,15 +220,7 @@ def inside(points: Doubles, polygon: ArrayLike) -> NDArray[np.bool_]:
 
 
 def parse_polygon(text: str) -> Doubles:
-    """Corners from a text, ``"x,y x,y x,y"``, or from a file of that, lines or JSON.
-
-    Raises:
-        InputError: If these are no corners.
-
-    Example:
-        >>> parse_polygon("0,0 4,0 4,3").tolist()
-        [[0.0, 0.0], [4.0, 0.0], [4.0, 3.0]]
-    """
+    """Corners from a text, ``"x,y x,y x,y"``, or from a file of that, lines or JSON."""
     found = _corners(text)
     if found is not None:
         return found
@@ -264,14 +246,6 @@ def _corners(text: str) -> Doubles | None:
     if numbers.size < 6 or numbers.size % 2 or not np.isfinite(numbers).all():
         return None
     return numbers.reshape(-1, 2)
-
-
-def _by_frame(detections: Detections, frames: Ints) -> list[Doubles]:
-    """Positions, frame by frame."""
-    order = np.argsort(detections.frame, kind="stable")
-    bounds = np.searchsorted(detections.frame[order], np.append(frames, frames[-1] + 1))
-    # frames aren't always consecutive, those between them were dropped before
-    return np.split(detections.positions[order], bounds[1:-1])
 
 
 def _span(frames: Ints) -> str:

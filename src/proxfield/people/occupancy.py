@@ -23,7 +23,7 @@ from proxfield.core.terms.base import Floats, Ints, Layout, Tables, Term, as_flo
 from proxfield.core.terms.registry import TERMS, library_form
 from proxfield.errors import InputError, UnsupportedError, shown
 from proxfield.people.numba import DIRECT, SMALLEST
-from proxfield.people.silhouettes import Boxes, Silhouettes, make_silhouettes
+from proxfield.people.silhouettes import Boxes, Runs, Silhouettes
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -178,8 +178,6 @@ class Occupancy(Term):
     def bounds_log_z(self, layout: Layout) -> bool:
         return self.model == "exact"
 
-    # ---- what a model adds, from log p_i of each location ----
-
     def energy_at(self, logs: Floats) -> float:
         """The energy.  # logs: (n,)"""
         raise NotImplementedError
@@ -204,8 +202,6 @@ class Occupancy(Term):
         start = 2 * self.first if layout.common == 2 else int(layout.offsets[self.first])
         return slice(start, start + 2 * self.n_locations, 2)
 
-    # ---- files ----
-
     def to_arrays(self) -> dict[str, ArrayLike]:
         keys = ("n_locations", "first", "miss", "false_alarm", "strength", "variance", "floor")
         parts: dict[str, ArrayLike] = {key: getattr(self, key) for key in keys}
@@ -225,8 +221,14 @@ class Occupancy(Term):
             mask = as_floats(parts.pop(f"mask_{k}"), f"the mask of camera {k}")
             if mask.ndim != 2:
                 raise InputError(f"the mask of camera {k} has shape {mask.shape}, expected rows")
-            shapes = [parts.pop(f"{name}_{k}", None) for name in ("boxes", "runs", "starts")]
-            silhouettes.append(make_silhouettes(mask.shape[0], mask.shape[1], *shapes))
+            boxes, runs, starts = (parts.pop(f"{n}_{k}", None) for n in ("boxes", "runs", "starts"))
+            height, width = mask.shape
+            if boxes is not None:
+                silhouettes.append(Boxes(height, width, boxes))
+            elif runs is not None and starts is not None:
+                silhouettes.append(Runs(height, width, runs, starts))
+            else:
+                raise InputError("silhouettes need boxes, or runs and where they start")
             masks.append(mask)
         if not masks:  # none of the cameras had a mask
             silhouettes, masks = [Boxes(1, 1, np.zeros((n, 4), dtype=np.int64))], [None]
@@ -410,14 +412,8 @@ class RatioOccupancy(Occupancy):
         """The energy with somebody at i minus that with nobody, all others as expected.
 
         D_i = Σ_c (Ψ1² − Ψ0²)/(2σ²), with Ψ1 = (num + d_i)/(den + a_i) and, for λ = 1 − 1/p_i,
-        Ψ0 = (num + λ d_i)/(den + λ a_i). Not a gradient; see the rule "original".
-
-        Args:
-            logs: log p_i.  # (n,)
-            ignored: Locations with a larger p_i don't count in the expected images.
-
-        Returns:
-            D_i.  # (n,)
+        Ψ0 = (num + λ d_i)/(den + λ a_i). Not a gradient; see the rule "original". Locations whose
+        p_i is above ``ignored`` don't count in the expected images.  # (n,) -> (n,)
         """
         total = np.zeros(self.n_locations)
         p = np.exp(logs)
@@ -443,14 +439,7 @@ def log_empty(p: Floats) -> NDArray[np.float64]:
 
 
 def without(s: Silhouettes, cover: Floats, logs: Floats, image: Floats) -> NDArray[np.float64]:
-    """Σ_{x ∈ R_i} image_x N_x/p_i: sums over each silhouette as if its location were empty.
-
-    Args:
-        s: Silhouettes of one camera.
-        cover: log N.  # (height, width)
-        logs: log p_i.  # (n,)
-        image: What is summed.  # (height, width)
-    """
+    """Σ_{x ∈ R_i} image_x N_x/p_i: sums over silhouettes as if their location were empty."""
     sums = s.collect(image * np.exp(cover)) / np.exp(logs)
     for i in np.flatnonzero(logs < np.log(DIRECT)):
         at = s.pixels(int(i))

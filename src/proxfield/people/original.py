@@ -1,11 +1,14 @@
-"""The update of the published program for occupancy maps, for comparison and compatibility."""
+"""The update of the published program for occupancy maps, for comparison and compatibility.
+
+It is what occupancy maps add to the core's registries, beside a term: a rule, and fields that
+compile kernels.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from proxfield.core.common.records import Record
 from proxfield.core.engines.base import softmax_rows
@@ -15,9 +18,13 @@ from proxfield.core.solve.rules.base import Outcome, Problem, Rule
 from proxfield.core.solve.rules.registry import RULES
 from proxfield.core.solve.session import Session
 from proxfield.core.terms.base import Floats
+from proxfield.core.terms.unary import Unary
 from proxfield.errors import UnsupportedError
-from proxfield.people.occupancy import RatioOccupancy, log_empty
+from proxfield.field import Field
+from proxfield.people.occupancy import Occupancy, RatioOccupancy, log_empty
+from proxfield.people.silhouettes import Boxes
 from proxfield.result import Status
+from proxfield.warming import FAMILIES, Family
 
 
 @dataclass(frozen=True)
@@ -93,7 +100,9 @@ class Original(Rule):
     def solve(self, session: Session) -> Outcome:
         self.prepare(session.problem)
         lowered, loop = session.problem.lowered, session.loop
-        if is_uniform(lowered, session.start):
+        # whether all variables that nothing decides have probability ½
+        free = np.isfinite(lowered.unary).reshape(-1, 2).all(axis=1)
+        if (session.start.reshape(-1, 2)[free] == 0.5).all():
             prior = softmax_rows(np.array(lowered.unary, dtype=np.float64), 2)
             session = session.within(start=np.asarray(prior, dtype=np.float64))
         program, state = session.program, session.program.start(session.start)
@@ -106,7 +115,11 @@ class Original(Rule):
             missing = self.stable - int(state.memory.get("stable", 0))
             if missing <= 0:
                 q = program.marginals(state)
-                fixed = residual(lowered, q) <= session.limits.tol
+                g = np.array(lowered.unary, dtype=np.float64)
+                for term in lowered.terms:
+                    term.add_gradient(lowered.layout, q, g)
+                left = float(np.abs(softmax_rows(g, 2) - q).max(initial=0.0))
+                fixed = left <= session.limits.tol
                 status = Status.CONVERGED if fixed else Status.SETTLED
                 break
             if session.spent is not None:
@@ -122,11 +135,7 @@ class Original(Rule):
 
 
 def only_term(lowered: Lowered) -> RatioOccupancy:
-    """The one term that isn't a prior.
-
-    Raises:
-        UnsupportedError: If the field is another one.
-    """
+    """The one term that isn't a prior."""
     terms = list(lowered.terms)
     term = terms[0] if len(terms) == 1 else None
     if isinstance(term, RatioOccupancy) and term.n_locations == lowered.layout.n_vars:
@@ -137,18 +146,19 @@ def only_term(lowered: Lowered) -> RatioOccupancy:
     )
 
 
-def is_uniform(lowered: Lowered, q: NDArray[np.float64]) -> bool:
-    """Whether all variables that nothing decides have probability ½."""
-    free = np.isfinite(lowered.unary).reshape(-1, 2).all(axis=1)
-    return bool((q.reshape(-1, 2)[free] == 0.5).all())
+def compile_occupancy(all: bool) -> None:
+    """Compile what occupancy maps need."""
+    from proxfield.core.solve.infer import infer
 
-
-def residual(lowered: Lowered, q: NDArray[np.float64]) -> float:
-    """The largest entry of softmax(−g(q)) − q, for the gradient g of E."""
-    g = np.array(lowered.unary, dtype=np.float64)
-    for term in lowered.terms:
-        term.add_gradient(lowered.layout, q, g)
-    return float(np.abs(softmax_rows(g, 2) - q).max(initial=0.0))
+    boxes = Boxes(4, 8, [[0, 0, 2, 3], [2, 0, 4, 3], [4, 1, 7, 4]])
+    masks = [np.eye(4, 8, dtype=bool)] * 2
+    for model in ("exact", "ratio"):
+        term = Occupancy([boxes, boxes], masks, model=model)
+        field = Field(3, 2, [term, Unary(np.tile([0.0, 3.0], (3, 1)))])
+        for dtype in ("float64", "float32"):
+            for rule in ("adam", "backtracking", "original" if model == "ratio" else "sweep"):
+                infer(field, rule, max_iters=3, dtype=dtype)
 
 
 RULES[Original.name] = Original
+FAMILIES["occupancy maps"] = Family(compile_occupancy, seconds=20, usual=False)

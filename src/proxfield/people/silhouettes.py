@@ -50,7 +50,7 @@ class Silhouettes(ABC):
 
     @abstractmethod
     def to_arrays(self) -> dict[str, Ints]:
-        """The silhouettes as arrays by name; see `make_silhouettes`."""
+        """The silhouettes as arrays by name: arguments of the class."""
 
     @property
     def nbytes(self) -> int:
@@ -252,30 +252,3 @@ class Runs(Silhouettes):
         some = self.runs[self.starts[location] : self.starts[location + 1]]
         parts = [row * self.width + np.arange(first, end) for row, first, end in some]
         return np.concatenate([np.zeros(0, dtype=np.int64), *parts])
-
-
-def make_silhouettes(
-    height: int,
-    width: int,
-    boxes: ArrayLike | None = None,
-    runs: ArrayLike | None = None,
-    starts: ArrayLike | None = None,
-) -> Silhouettes:
-    """Silhouettes from what `Silhouettes.to_arrays` gave.
-
-    Args:
-        height: Rows of the image.
-        width: Columns of the image.
-        boxes: Of `Boxes`.
-        runs: Of `Runs`.
-        starts: Of `Runs`.
-
-    Example:
-        >>> make_silhouettes(2, 3, boxes=[[0, 0, 2, 1]]).n_locations
-        1
-    """
-    if boxes is not None:
-        return Boxes(height, width, boxes)
-    if runs is None or starts is None:
-        raise InputError("silhouettes need boxes, or runs and where they start")
-    return Runs(height, width, runs, starts)

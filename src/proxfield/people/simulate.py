@@ -104,7 +104,15 @@ class Simulation:
         # a triangular wave: whoever reaches the border turns around
         turn = np.mod(along + half, 4 * half)
         there = np.where(turn <= 2 * half, turn, 4 * half - turn) - half
-        return _keep_apart(np.clip(there + sway, -half, half), half)
+        here = np.clip(there + sway, -half, half)
+        for _ in range(4):  # push people apart who are too close; they stay on the ground
+            gap = here[:, None] - here[None]  # (n, n, 2)
+            away = np.sqrt((gap**2).sum(axis=2))
+            np.fill_diagonal(away, np.inf)
+            push = 0.5 * np.maximum(0.0, NEAREST_PEOPLE - away)
+            here = here + (gap * (push / np.maximum(away, 1e-9))[..., None]).sum(axis=1)
+            here = np.clip(here, -half, half)
+        return np.asarray(here)
 
     def masks(self, frame: int) -> list[Mask]:
         """The masks of all cameras: 0 for background, 255 for foreground.  # (height, width)"""
@@ -213,18 +221,7 @@ def look_at(
 ) -> Camera:
     """A camera without distortion at a place, looking at a point, with a level horizon.
 
-    Args:
-        eye: Where the camera is, in meters.  # (3,)
-        target: The point in the center of its image, not straight above or below.  # (3,)
-        width: Columns of its images.
-        height: Rows of its images.
-        view: Horizontal angle of view in degrees.
-        name: The camera's name.
-
-    Example:
-        >>> camera = look_at([0, -5, 1], [0, 0, 1], 100, 80, 90)
-        >>> camera.project([[0, 0, 1]])[0].tolist()
-        [[50.0, 40.0]]
+    The point isn't straight above or below; ``view`` is the horizontal angle of view in degrees.
     """
     where = np.asarray(eye, dtype=float)
     forward = np.asarray(target, dtype=float) - where
@@ -259,19 +256,6 @@ def _around(ground: Ground, count: int) -> Iterator[tuple[Place, Place]]:
         yield (reach * np.cos(angle), reach * np.sin(angle), up), (0.0, 0.0, 0.8)
 
 
-def _keep_apart(positions: NDArray[np.float64], half: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Push people apart who are too close; they stay on the ground."""
-    here = positions.copy()
-    for _ in range(4):
-        gap = here[:, None] - here[None]  # (n, n, 2)
-        away = np.sqrt((gap**2).sum(axis=2))
-        np.fill_diagonal(away, np.inf)
-        push = 0.5 * np.maximum(0.0, NEAREST_PEOPLE - away)
-        here = here + (gap * (push / np.maximum(away, 1e-9))[..., None]).sum(axis=1)
-        here = np.clip(here, -half, half)
-    return np.asarray(here)
-
-
 def write_simulation(
     simulation: Simulation,
     folder: str | os.PathLike[str],
@@ -303,21 +287,16 @@ def write_simulation(
             rows += [f"{frame},{x:.4f},{y:.4f}" for x, y in truth.tolist()] or [f"{frame},,"]
             if progress is not None:
                 progress(frame + 1)
+        assert simulation.scene.positions is not None  # a .pom file doesn't have them
+        places = (f"{x:.6g},{y:.6g}" for x, y in simulation.scene.positions.tolist())
         texts = {
             "scene.pom": format_pom(pom),
-            "locations.csv": format_locations(simulation.scene),
+            "locations.csv": "\n".join(["x,y", *places]) + "\n",
             "truth.csv": "\n".join(rows) + "\n",
             "README.txt": _describe(simulation, count),
         }
         for name, text in texts.items():
             (aside / name).write_text(text, encoding="utf-8", newline="\n")
-
-
-def format_locations(scene: Scene) -> str:
-    """Positions of a scene's locations, one line each: a .pom file doesn't have them."""
-    assert scene.positions is not None
-    rows = (f"{x:.6g},{y:.6g}" for x, y in scene.positions.tolist())
-    return "\n".join(["x,y", *rows]) + "\n"
 
 
 def _describe(simulation: Simulation, frames: int) -> str:

@@ -25,7 +25,7 @@ from proxfield.core.common.arrays import Pixels
 from proxfield.core.common.records import Record
 from proxfield.errors import InputError
 from proxfield.images.densecrf import DenseCRF
-from proxfield.images.known import CONFIDENCE, NO_STROKE, runs_of
+from proxfield.images.inputs import CONFIDENCE, NO_STROKE, runs_of
 from proxfield.io import images
 from proxfield.io.files import display_name, naming_damage
 

@@ -12,7 +12,7 @@ from nicegui import background_tasks, ui
 
 from proxfield.core.common.records import Record
 from proxfield.core.solve.rules.registry import dense_rules
-from proxfield.images.known import NO_STROKE
+from proxfield.images.inputs import NO_STROKE
 from proxfield.images.settings import PRESETS
 from proxfield.studio.inputs import ERASER, Stroke
 from proxfield.studio.outputs import (

@@ -25,7 +25,7 @@ from proxfield.core.terms.gaussian import Gaussian
 from proxfield.core.terms.unary import Unary
 from proxfield.errors import InputError
 from proxfield.images.densecrf import DenseCRF
-from proxfield.images.known import flags_of
+from proxfield.images.inputs import flags_of
 from proxfield.images.metrics import UNLABELLED, count_regions, mean_iou, read_truth
 from proxfield.images.settings import DEFAULT_PRESET, TERM_SETTINGS, DenseSettings
 from proxfield.studio.inputs import Stroke, StudioInputs, draw

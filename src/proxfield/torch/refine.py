@@ -24,7 +24,7 @@ from proxfield.core.solve.whole import (
 )
 from proxfield.errors import InputError
 from proxfield.images.densecrf import DenseCRF, divided
-from proxfield.images.known import NEGLIGIBLE
+from proxfield.images.inputs import NEGLIGIBLE
 from proxfield.images.pixels import TOLERANCE
 from proxfield.images.settings import DenseSettings
 
