@@ -48,7 +48,7 @@ from proxfield.cli.progress import Display
 from proxfield.cli.refine_files import make_folder
 from proxfield.cli.shared import number, print_json, print_table
 from proxfield.core.common.records import Record
-from proxfield.core.jobs.cluster import connected
+from proxfield.core.jobs.processes import connected
 from proxfield.core.solve.request import check_limits
 from proxfield.core.solve.rules.base import Rule
 from proxfield.core.solve.rules.registry import make_rule
