@@ -59,7 +59,7 @@ nitpick_ignore = [  # internal types of public attributes
     ("py:class", "proxfield.core.filters.plan.Plan"),
     ("py:class", "proxfield.core.filters.points.PixelPoints"),
     ("py:class", "proxfield.core.engines.recorded.Factors"),
-    ("py:class", "proxfield.core.engines.torch.tied.TiedEnergy"),
+    ("py:class", "proxfield.core.engines.torch.program.TiedEnergy"),
     ("py:class", "proxfield.core.terms.grid.Shift"),
     ("py:class", "proxfield.core.lowering.lowered.Lowered"),
     ("py:class", "proxfield.distributed.cut.Cut"),

@@ -140,7 +140,7 @@ def test_there_are_several_chunks(field: pf.Field) -> None:
     program = dense(field)
     assert program.n_blocks == 4
     assert program.views.chunks.begin[1] == WIDTH  # blocks of the picture
-    assert len(program.views) == 3  # one scale, and two for the normalization "after"
+    assert len(program.views.views) == 3  # one scale, and two for the normalization "after"
 
 
 @pytest.mark.parametrize("variant", TOGETHER)
@@ -436,8 +436,8 @@ def test_lattices_of_any_size(
     field = dense_field(n_labels, own=True, color={"compatibility": table})
     q, found = start_of(field), []
     for small in (True, False):
-        monkeypatch.setattr(dense_views, "CACHE_BYTES", 2**24 if small else 0)
-        monkeypatch.setattr(dense_views, "FEW_VERTICES", 10**6 if small else 0)
+        monkeypatch.setattr(dense_views.lattice, "CACHE_BYTES", 2**24 if small else 0)
+        monkeypatch.setattr(dense_views.lattice, "FEW_VERTICES", 10**6 if small else 0)
         program = dense(field, dtype, threads=2)
         assert program.views.apart == program.views.few == small
         state = program.start(q)

@@ -20,7 +20,7 @@ from proxfield.core.compiled.graphs import induced_forest, label_components
 from proxfield.core.engines import lazy
 from proxfield.core.engines.base import Rows
 from proxfield.core.engines.reference import ReferenceProgram
-from proxfield.core.lowering import forests
+from proxfield.core.lowering.lowered import graph_of, make_forests
 from proxfield.core.solve.search.parts import Parts
 from proxfield.generate import grid
 
@@ -240,8 +240,8 @@ def test_integer_kernels_give_the_same_in_python(monkeypatch: pytest.MonkeyPatch
             monkeypatch.setattr(kernel, "patience", 1.0)
             monkeypatch.setattr(kernel, "compiled", kernel.compiled if name == "compiled" else None)
         component, count = Parts(lowered).of(chosen)
-        graph = forests.graph_of(lowered)
-        made = forests.make_forests(graph, np.ones(99, dtype=bool), count=3, seed=5)
+        graph = graph_of(lowered)
+        made = make_forests(graph, np.ones(99, dtype=bool), count=3, seed=5)
         found.append([component, np.array(count), *made])
         monkeypatch.undo()
     for one, other in zip(*found, strict=True):

@@ -227,7 +227,7 @@ def test_sources_hold_every_kernel() -> None:
     package = Path(proxfield.__file__).parent
     sources = jit.kernel_sources(package)
     used = re.compile(r"^from proxfield.core.compiled.jit import (.*?\)|.*)$", re.M | re.S)
-    makers = {"kernel", "parallel_kernel", "integer_kernel", *jit.DECORATORS}
+    makers = {"kernel", "parallel_kernel", "integer_kernel", *jit.MAKERS}
     for path in package.rglob("*.py"):
         for names in used.findall(path.read_text(encoding="utf-8").partition("\n\n\n")[0]):
             if makers & set(re.findall(r"\w+", names)):

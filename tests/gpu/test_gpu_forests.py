@@ -72,7 +72,7 @@ def dense(n: int = 24) -> Lowered:
 
 @direct
 def test_variables_in_no_forest_are_visited_in_order() -> None:
-    from proxfield.core.lowering.forests import graph_of, make_forests
+    from proxfield.core.lowering.lowered import graph_of, make_forests
 
     lowered = dense()
     assert len(make_forests(graph_of(lowered), np.ones(24, dtype=bool)).rest) > 3

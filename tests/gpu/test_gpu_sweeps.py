@@ -18,7 +18,7 @@ from triton_setup import direct, indirect, needs_device, run_interpreted, torch
 import proxfield as pf
 from helpers import grid_edges
 from proxfield.core.compiled.graphs import greedy_colors
-from proxfield.core.compiled.random import uniforms
+from proxfield.core.compiled.math import uniforms
 from proxfield.core.engines.plan import Chains, Order
 from proxfield.core.engines.reference import ReferenceProgram
 from proxfield.core.engines.triton.sweeps.sweeps import grouped, level_of, neighbor_rows

@@ -447,13 +447,13 @@ every_kernel = pytest.mark.parametrize("variant", [v for v in VARIANTS if v != "
 @pytest.fixture(autouse=True)
 def threads_pay_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fields of a size for tests count as large."""
-    monkeypatch.setattr(cpu, "PARALLEL_WORK", 35_000)
+    monkeypatch.setattr(jit, "PARALLEL_WORK", 35_000)
 
 
 @pytest.mark.parametrize("kind", LARGE)
 def test_large_fields_are_large(kind: str) -> None:
     program = compile_program(LARGE[kind].lower(), threads=2)
-    assert program.work >= cpu.PARALLEL_WORK and program.n_blocks > 1
+    assert program.work >= jit.PARALLEL_WORK and program.n_blocks > 1
 
 
 @needs_threads
@@ -488,7 +488,7 @@ def test_parallel_path_does_what_reference_does(
     kind: str, variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The parallel kernels on small fields, over more than one block."""
-    monkeypatch.setattr(cpu, "PARALLEL_WORK", 0)
+    monkeypatch.setattr(jit, "PARALLEL_WORK", 0)
     if kind == "binary":
         field = repulsive_grid(int(np.sqrt(binary.BLOCK)) + 3, weight=1.5)
     else:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import proxfield as pf
-from proxfield.core.engines.reference import ReferenceChains
+from proxfield.core.engines.reference import ReferenceProgram
 from proxfield.generate import grid
 from proxfield.testing import enumerate_field
 from random_fields import random_field
@@ -141,14 +141,14 @@ def test_energies_that_overflow_are_refused() -> None:
 @pytest.mark.parametrize("field", [grid(3, 3), grid(30, 50), grid(60, 80)], ids=repr)
 def test_the_reference_ends_by_itself(field: pf.Field, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted in gradients of the whole field, of which a second holds some 10,000."""
-    done, whole = [0], ReferenceChains.interactions
+    done, whole = [0], ReferenceProgram.interactions
 
-    def counted(self: ReferenceChains, q: Any) -> Any:
+    def counted(self: ReferenceProgram, q: Any) -> Any:
         done[0] += 1
         assert done[0] < 40_000
         return whole(self, q)
 
-    monkeypatch.setattr(ReferenceChains, "interactions", counted)
+    monkeypatch.setattr(ReferenceProgram, "interactions", counted)
     result = pf.solve_map(field, kernels="reference")
     assert result.stable
     assert result.status is pf.MapStatus.MAX_ITERS

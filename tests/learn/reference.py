@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 
 from proxfield.core.common.arrays import Doubles, Ints
-from proxfield.core.compiled.random import uniforms
+from proxfield.core.compiled.math import uniforms
 from proxfield.learn.structure import Structure
 from proxfield.learn.trees import Bytes, Tree, gain_scores
 

@@ -9,8 +9,7 @@ import pytest
 
 import proxfield as pf
 from helpers import random_field, repulsive_grid
-from proxfield.core.lowering.forests import FieldGraph, graph_of, make_forests
-from proxfield.core.lowering.lowered import Lowered
+from proxfield.core.lowering.lowered import FieldGraph, Lowered, graph_of, make_forests
 
 
 def pairs_of(lowered: Lowered) -> set[tuple[int, int]]:

@@ -312,7 +312,7 @@ DISPATCH = [
     Mutant(
         "overrides-ignored",
         "core/engines/terms.py",
-        "if any(overrides(kind, base, name) for name in entry.replaces):",
+        "if not all(own):",
         "if not entry:",
         "backends/test_dispatch.py::test_what_an_implementation_replaces_can_be_said",
     ),

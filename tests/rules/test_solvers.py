@@ -11,7 +11,7 @@ import proxfield as pf
 from clock import CountedClock
 from conformance.examples import CONTRADICTIONS, POSSIBLE, Example
 from helpers import SOLVERS, exact_log_z, infer, random_field, random_marginals, repulsive_grid
-from proxfield.core.compiled.random import uniforms
+from proxfield.core.compiled.math import uniforms
 from proxfield.core.engines import compile_program
 from proxfield.core.engines.plan import Chains, Update
 from proxfield.core.solve.curvature import Curvature

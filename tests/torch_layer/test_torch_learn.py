@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from proxfield.core.common.arrays import Doubles
-from proxfield.core.engines.torch.tied import TorchUpdates
+from proxfield.core.engines.torch.program import TorchUpdates
 from proxfield.learn import fit_marginals, marginal_loss, prepare
 from proxfield.learn.methods import Unrolled
 from proxfield.learn.structure import Structure

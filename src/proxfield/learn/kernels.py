@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from proxfield.core.common.arrays import Doubles, Ints
 from proxfield.core.compiled.jit import inlined, kernel
-from proxfield.core.compiled.math import exp_negative
-from proxfield.core.compiled.random import uniform
+from proxfield.core.compiled.math import exp_negative, uniform
 from proxfield.core.engines.recorded import Factors
 from proxfield.learn.chains import FactorSlots
 

@@ -33,7 +33,7 @@ from proxfield.learn.tied import (
 )
 
 if TYPE_CHECKING:
-    from proxfield.core.engines.torch.tied import TiedEnergy
+    from proxfield.core.engines.torch.program import TiedEnergy
 
 Index = NDArray[np.int32]
 MAX_ENTRIES = 2**31 - 1
@@ -185,7 +185,7 @@ class Structure(Examples):
 
     def on_torch(self, device: str) -> TiedEnergy:
         """The factors on a device of torch, made once."""
-        from proxfield.core.engines.torch.tied import TiedEnergy
+        from proxfield.core.engines.torch.program import TiedEnergy
 
         if device not in self.devices:
             factors = [self.factors[k] for k in sorted(self.factors)]
@@ -199,7 +199,7 @@ class Structure(Examples):
     def updates(self, w: Doubles, device: str = "cpu") -> Recorded[Any]:
         """Updates over the tables w: compiled kernels, or torch on another device than "cpu"."""
         if device != "cpu":
-            from proxfield.core.engines.torch.tied import TorchUpdates
+            from proxfield.core.engines.torch.program import TorchUpdates
 
             return TorchUpdates(self.on_torch(device), w)
         from proxfield.core.engines.numba.tied import SpinUpdates, TableUpdates

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from proxfield.core.devices.cuda import torch
 from proxfield.core.devices.tensors import AutogradContext, Tensor
-from proxfield.core.engines.torch.moves import moved, softmax
+from proxfield.core.engines.torch.energy import moved, softmax
 from proxfield.core.filters.torch.operator import (
     FeatureGradient,
     Operator,

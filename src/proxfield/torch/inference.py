@@ -11,7 +11,7 @@ from proxfield.core.common.checks import is_real, whole_number
 from proxfield.core.devices.cuda import need_torch, torch
 from proxfield.core.devices.tensors import Tensor, TorchDevice, TorchDtype
 from proxfield.core.engines.plan import Custom, Order, Plan, Update
-from proxfield.core.engines.torch.moves import softmax
+from proxfield.core.engines.torch.energy import softmax
 from proxfield.core.filters.torch.filter import working_dtype
 from proxfield.core.filters.torch.ops import exporting, has_batch, require_device, require_tensor
 from proxfield.core.solve.curvature import Curvature

@@ -25,8 +25,7 @@ from proxfield.core.devices.tensors import (
     TorchDtype,
 )
 from proxfield.core.engines.plan import Order, Update
-from proxfield.core.engines.torch.energy import Energy
-from proxfield.core.engines.torch.moves import softmax
+from proxfield.core.engines.torch.energy import Energy, softmax
 from proxfield.core.engines.torch.program import Recorder, Recording, TorchProgram, pull_back
 from proxfield.core.filters.torch.ops import refuse
 from proxfield.core.lowering.lowered import Lowered, lower

@@ -17,7 +17,7 @@ from proxfield.core.devices.cuda import torch
 from proxfield.core.devices.tensors import Tensor
 from proxfield.core.engines.base import Rows, Updates
 from proxfield.core.engines.plan import damping_for
-from proxfield.core.engines.torch.moves import moved, softmax
+from proxfield.core.engines.torch.energy import moved, softmax
 from proxfield.core.filters.operator import product_range, products_within
 from proxfield.core.filters.torch.operator import eigenvalue_range
 from proxfield.core.filters.torch.ops import exporting_onnx, plain_precision

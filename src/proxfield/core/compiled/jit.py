@@ -19,9 +19,9 @@ import stat
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from functools import cache, cached_property, update_wrapper
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache, cached_property, partial, update_wrapper
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -38,22 +38,13 @@ from proxfield.core.compiled.threads import max_threads as max_threads
 from proxfield.core.compiled.threads import thread_count as thread_count
 from proxfield.core.compiled.threads import threads_for as threads_for
 
-DECORATORS = (
-    "kernel",
-    "parallel_kernel",
-    "integer_kernel",
-    "inlined",
-    "embedded",
-    "merged",
-    "exact",
-)
+MAKERS = ("kernel", "parallel_kernel", "integer_kernel", "inlined", "embedded", "merged", "exact")
 """Names of the functions of this module that compile others."""
 FASTMATH = {"nsz", "arcp", "contract", "afn", "reassoc"}
 """No "nnan" and no "ninf": +inf is a legal energy."""
-NO = np.False_
-"""For calls of helpers: a plain False has a type of its own, for which they are compiled again."""
 Compiled: TypeAlias = Any
 """A function compiled by numba: a dispatcher, which is called like the function."""
+Decorator: TypeAlias = Callable[[Callable[..., Any]], Compiled]
 _njit: Compiled = numba.njit
 KERNELS = (".nbi", ".nbc", ".ready")
 """Endings of numba's files (the signatures of a function, the code for one of them) and of ours."""
@@ -114,26 +105,15 @@ def _wanted_folder() -> Path:
 
 
 def kernel_sources(package: Path) -> dict[Path, bytes]:
-    """The files of compiled functions, and those that they import from this package.
+    """The files of compiled functions, by path, and those that they import from this package.
 
     Functions and numbers of other files become part of what is compiled.
-
-    Args:
-        package: The folder of the package.
-
-    Returns:
-        What each file holds, by its path.
     """
     texts = {path: path.read_bytes() for path in sorted(package.rglob("*.py"))}
-    marks = [f"\n@{name}\n".encode() for name in DECORATORS]
+    marks = [f"\n@{name}\n".encode() for name in MAKERS]
     own = package / "core" / "compiled"
-    compiled = [
-        path
-        for path, text in texts.items()
-        if path.parent == own or any(mark in text for mark in marks)
-    ]
-    found = set(compiled)
-    for path in compiled:
+    found = {p for p, text in texts.items() if p.parent == own or any(m in text for m in marks)}
+    for path in list(found):
         for name in re.findall(rb"^from proxfield\.([\w.]+) import", texts[path], re.MULTILINE):
             place = package / name.decode().replace(".", "/")
             found.update([place.with_suffix(".py"), place / "__init__.py"])
@@ -156,15 +136,7 @@ def link_kernels(shared: Path, files: list[Path], place: Path) -> Path:
     """A folder with links to the kernels of another one; copies where there are no links.
 
     Its name holds a digest of their sizes and dates: links of an index to code that somebody else
-    has compiled since would be mixed up.
-
-    Args:
-        shared: The folder that can't be written.
-        files: Its kernels.
-        place: Where the folder is made.
-
-    Returns:
-        The folder, whose other kernels are those of former processes.
+    has compiled since would be mixed up. Its other kernels are those of former processes.
     """
     state = hashlib.sha256(str(shared.absolute()).encode())
     for path in files:
@@ -176,13 +148,12 @@ def link_kernels(shared: Path, files: list[Path], place: Path) -> Path:
         if os.path.lexists(here):
             continue
         here.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(FileExistsError):  # another process was faster
-            try:
-                here.symlink_to(path.absolute())
-            except FileExistsError:
-                raise
-            except OSError:  # Windows has links for few users
-                shutil.copyfile(path, here)
+        try:
+            here.symlink_to(path.absolute())
+        except FileExistsError:  # another process was faster
+            pass
+        except OSError:  # Windows has links for few users
+            shutil.copyfile(path, here)
     return out
 
 
@@ -230,22 +201,15 @@ def _forget_old(root: Path) -> None:
                 shutil.rmtree(other)
 
 
-@contextmanager
-def _numba_cache_dir() -> Iterator[None]:
-    """numba reads its cache folder when a function is decorated; leave the user's alone."""
-    config: Any = numba.config
-    before = config.CACHE_DIR
-    config.CACHE_DIR = str(kernel_cache())
-    try:
-        yield
-    finally:
-        config.CACHE_DIR = before
-
-
 def kernel(function: Callable[..., Any]) -> Compiled:
     """Compile for one thread: called from Python, runs many iterations."""
-    with _numba_cache_dir():
+    config: Any = numba.config
+    before = config.CACHE_DIR  # numba reads it now; the user's own functions keep theirs
+    config.CACHE_DIR = str(kernel_cache())
+    try:
         return _njit(cache=True, fastmath=FASTMATH, **OPTIONS)(function)
+    finally:
+        config.CACHE_DIR = before
 
 
 class ParallelKernel:
@@ -253,9 +217,6 @@ class ParallelKernel:
 
     `threads.in_shares` says what it may hold. Attributes that aren't its own are those of numba's
     dispatcher.
-
-    Args:
-        function: The kernel, whose last statement is a loop over ``numba.prange``.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -292,9 +253,6 @@ class IntegerKernel:
     """A kernel whose results are the same in Python, since it rounds nothing.
 
     Where it isn't compiled yet, small inputs run in Python: compiling would take longer.
-
-    Args:
-        function: The kernel.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -340,21 +298,11 @@ def _helper(function: Callable[..., Any], **options: bool | str | set[str]) -> C
     return out
 
 
-def inlined(function: Callable[..., Any]) -> Compiled:
-    """A helper that only kernels call; LLVM inlines it."""
-    return _helper(function, fastmath=FASTMATH)
-
-
-def embedded(function: Callable[..., Any]) -> Compiled:
-    """Like `inlined`, but numba itself inlines it: references to arrays aren't counted per call."""
-    return _helper(function, fastmath=FASTMATH, inline="always")
-
-
-def merged(function: Callable[..., Any]) -> Compiled:
-    """Like `inlined`, but LLVM must: calls count references to arrays, which takes long."""
-    return _helper(function, fastmath=FASTMATH, forceinline=True)
-
-
-def exact(function: Callable[..., Any]) -> Compiled:
-    """Like `inlined`, for arithmetic whose order matters: nothing is reassociated."""
-    return _helper(function, fastmath={"contract", "arcp", "nsz", "afn"})
+inlined: Decorator = partial(_helper, fastmath=FASTMATH)
+"""A helper that only kernels call; LLVM inlines it."""
+embedded: Decorator = partial(_helper, fastmath=FASTMATH, inline="always")
+"""Like `inlined`, but numba itself inlines it: references to arrays aren't counted per call."""
+merged: Decorator = partial(_helper, fastmath=FASTMATH, forceinline=True)
+"""Like `inlined`, but LLVM must: calls count references to arrays, which takes long."""
+exact: Decorator = partial(_helper, fastmath={"contract", "arcp", "nsz", "afn"})
+"""Like `inlined`, for arithmetic whose order matters: nothing is reassociated."""

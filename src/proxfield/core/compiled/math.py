@@ -1,4 +1,4 @@
-"""exp, the logistic function and log that LLVM can vectorize.
+"""exp, the logistic function and log that LLVM can vectorize, and random numbers by counting.
 
 The library versions are calls, which stop a loop from using vector registers; these are
 a few multiplications. Accuracy: a few units in the last place (tested against numpy).
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numba import types
 from numba.extending import overload
+from numpy.typing import NDArray
 
 from proxfield.core.compiled.jit import exact, inlined
 
@@ -23,12 +24,6 @@ MAGNITUDE = 2**63 - 1
 """All bits of a float but the sign."""
 ROOT_HALF = 4604544271217802189
 """The bits of √½."""
-
-
-@inlined
-def _as_single(x: int) -> float:
-    """Reinterpret 32 bits as a float."""
-    return np.int32(x).view(np.float32)
 
 
 @inlined
@@ -108,7 +103,7 @@ def exp_single(x: float) -> float:
     p = p * r + np.float32(0.5)
     p = p * r + np.float32(1.0)
     p = p * r + np.float32(1.0)
-    scale = _as_single(np.int32((np.int32(k) + np.int32(127)) << np.int32(23)))
+    scale = np.int32((np.int32(k) + np.int32(127)) << np.int32(23)).view(np.float32)
     return np.float32(0.0) if x < np.float32(-87.0) else p * scale
 
 
@@ -162,3 +157,31 @@ def softplus(d: float) -> float:
     y = SOFTPLUS_LAST if y > SOFTPLUS_LAST else y
     k = np.int64(y)
     return SOFTPLUS[k] + (y - k) * (SOFTPLUS[k + 1] - SOFTPLUS[k])
+
+
+# ---- random numbers: the same for the same (seed, counter) in every engine ----
+
+# A stateless generator needs no order: threads, batches and other devices draw the same numbers.
+# The mixing function is SplitMix64's.
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_FIRST = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND = np.uint64(0x94D049BB133111EB)
+_S30, _S27, _S31, _S11 = (np.uint64(k) for k in (30, 27, 31, 11))
+_SCALE = 2.0**-53
+
+
+@inlined
+def uniform(seed: Any, counter: Any) -> Any:
+    """A number in [0, 1); ``seed`` and ``counter`` are uint64."""
+    z = seed + (counter + np.uint64(1)) * _GOLDEN
+    z = (z ^ (z >> _S30)) * _FIRST
+    z = (z ^ (z >> _S27)) * _SECOND
+    z = z ^ (z >> _S31)
+    return np.float64(z >> _S11) * _SCALE
+
+
+def uniforms(seed: int, counters: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
+    """The numbers of `uniform`, in numpy."""
+    with np.errstate(over="ignore"):
+        return np.asarray(uniform(np.uint64(seed), counters.astype(np.uint64)))

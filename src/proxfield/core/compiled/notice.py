@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeAlias
 
 from numba.core import event
@@ -28,7 +28,7 @@ PAUSE = 0.2
 """Seconds between two looks; compiling that rests as long has ended."""
 
 WORK = (
-    ("core.engines.numba.binary_chains.", "searches in fields of two labels", 4),
+    ("core.engines.numba.chains.draw_binary", "searches in fields of two labels", 4),
     ("core.engines.numba.chains.binary_", "searches in fields of two labels", 4),
     ("core.engines.numba.binary", "fields of two labels", 10),
     ("core.engines.numba.general_chains.", "searches in fields of any labels", 14),
@@ -100,33 +100,17 @@ class Notice(event.Listener):
         if _is_heard():
             log.info(self.message)
             return
-        line = _Line(self.message)
-        resting = 0
-        while resting < 2:  # one look may fall between two kernels
-            line.count(self.seconds())
-            time.sleep(PAUSE)
-            resting = 0 if self.depth else resting + 1
-        line.count(self.seconds(), "\n")
-
-
-class _Line:
-    """One line on stderr, rewritten on a terminal with the seconds counted."""
-
-    def __init__(self, text: str) -> None:
-        self.stream, self.text = sys.stderr, f"proxfield: {text}"
-        self.live = self.stream is not None and self.stream.isatty()
-        self.write(self.text if self.live else f"{self.text}\n")
-
-    def count(self, seconds: float, end: str = "") -> None:
-        if self.live:
-            self.write(f"\r{self.text} {seconds:.0f} s{end}")
-
-    def write(self, text: str) -> None:
-        try:
-            self.stream.write(text)
-            self.stream.flush()
-        except (AttributeError, OSError, ValueError):  # there is no stderr, or it was closed
-            self.live = False
+        stream, text = sys.stderr, f"proxfield: {self.message}"
+        with suppress(AttributeError, OSError, ValueError):  # there is no stderr, or it was closed
+            if not stream.isatty():
+                print(text, file=stream, flush=True)
+                return
+            resting, seconds = 0, ""
+            while resting < 2:  # one look may fall between two kernels
+                print(f"\r{text}{seconds}" if seconds else text, end="", file=stream, flush=True)
+                time.sleep(PAUSE)
+                resting, seconds = (0 if self.depth else resting + 1), f" {self.seconds():.0f} s"
+            print(f"\r{text}{seconds}", file=stream, flush=True)
 
 
 def _is_ours(event: Event) -> bool:
@@ -153,9 +137,9 @@ def _is_heard() -> bool:
     """Whether some handler will show a record of this logger."""
     logger: logging.Logger | None = log
     while logger is not None:
-        for handler in logger.handlers:
-            if not isinstance(handler, logging.NullHandler) and handler.level <= logging.INFO:
-                return True
+        shows = [h for h in logger.handlers if not isinstance(h, logging.NullHandler)]
+        if any(handler.level <= logging.INFO for handler in shows):
+            return True
         logger = logger.parent if logger.propagate else None
     return False
 
@@ -163,7 +147,24 @@ def _is_heard() -> bool:
 NOTICE = Notice()
 
 
-class Pause(event.Listener):
+class Outermost(event.Listener):
+    """Calls functions as compilations begin and end, though not for the helpers of a kernel."""
+
+    def __init__(self, begin: Callable[[Event], object], end: Callable[[], object]) -> None:
+        self.begin, self.end, self.depth = begin, end, 0
+
+    def on_start(self, event: Event) -> None:
+        self.depth += 1
+        if self.depth == 1:
+            self.begin(event)
+
+    def on_end(self, event: Event) -> None:
+        self.depth = max(self.depth - 1, 0)
+        if self.depth == 0:
+            self.end()
+
+
+class Pause(Outermost):
     """Switches Python's garbage collection off while numba compiles, if it was on.
 
     numba makes millions of objects, all in use until a kernel is done: looking for garbage among
@@ -172,19 +173,14 @@ class Pause(event.Listener):
     """
 
     def __init__(self) -> None:
-        self.depth = 0
-        self.was_on = False
+        super().__init__(self.pause, self.go_on)
 
-    def on_start(self, event: Event) -> None:
-        if self.depth == 0:
-            self.was_on = gc.isenabled()
-            gc.disable()
-        self.depth += 1
+    def pause(self, _: Event) -> None:
+        self.was_on = gc.isenabled()
+        gc.disable()
 
-    def on_end(self, event: Event) -> None:
-        self.depth = max(self.depth - 1, 0)
-        if self.depth == 0 and self.was_on:
-            self.was_on = False
+    def go_on(self) -> None:
+        if self.was_on:
             gc.enable()
 
 
@@ -221,22 +217,6 @@ def quiet(on: bool = True) -> None:
     NOTICE.quiet = on
 
 
-class Compiled(event.Listener):
-    """Calls a function with each kernel that is compiled, though not with the helpers of those."""
-
-    def __init__(self, found: Callable[[Event], None]) -> None:
-        self.found = found
-        self.depth = 0
-
-    def on_start(self, event: Event) -> None:
-        self.depth += 1
-        if self.depth == 1:
-            self.found(event)
-
-    def on_end(self, event: Event) -> None:
-        self.depth -= 1
-
-
 @contextmanager
 def compiled_kernels() -> Iterator[list[str]]:
     """The names of this package's kernels that are compiled (not loaded) meanwhile."""
@@ -247,7 +227,7 @@ def compiled_kernels() -> Iterator[list[str]]:
             function = event.data["dispatcher"].py_func
             names.append(f"{function.__module__}.{function.__qualname__}")
 
-    with listening(COMPILE, Compiled(note)):
+    with listening(COMPILE, Outermost(note, bool)):
         yield names
 
 
@@ -255,8 +235,7 @@ def compiled_kernels() -> Iterator[list[str]]:
 def when_compiling(notify: Callable[[str], None]) -> Iterator[None]:
     """Call ``notify`` once, when a kernel is really compiled rather than loaded.
 
-    Args:
-        notify: Gets a line that says what is being compiled, and about how long that takes.
+    It gets a line that says what is being compiled, and about how long that takes.
     """
     waiting = [notify]
 
@@ -264,5 +243,5 @@ def when_compiling(notify: Callable[[str], None]) -> Iterator[None]:
         if waiting:
             waiting.pop()(describe(event))
 
-    with listening(COMPILE, Compiled(tell)), suspended():  # one message is enough
+    with listening(COMPILE, Outermost(tell, bool)), suspended():  # one message is enough
         yield

@@ -28,15 +28,10 @@ SWITCH = "PROXFIELD_SIMD"
 
 @dataclass(frozen=True)
 class Choice:
-    """An implementation of the functions in `simd`.
+    """An implementation of the functions in `simd`."""
 
-    Args:
-        name: "llvm" or "loops".
-        reason: Why it is "loops"; empty for "llvm".
-    """
-
-    name: str
-    reason: str = ""
+    name: str  # "llvm" or "loops"
+    reason: str = ""  # why it is "loops"
 
     @property
     def module(self) -> str:
@@ -49,12 +44,7 @@ class Choice:
 
 @cache
 def choose() -> Choice:
-    """The implementation for this process, chosen once.
-
-    Example:
-        >>> choose().name in ("llvm", "loops")
-        True
-    """
+    """The implementation for this process, chosen once."""
     if os.environ.get(SWITCH) == "0":
         return Choice("loops", f"{SWITCH}=0")
     vectors = Choice("llvm")
@@ -75,10 +65,5 @@ def __getattr__(name: str) -> Any:
 
 
 def padded(channels: int) -> int:
-    """Channels rounded up to whole groups of lanes.
-
-    Example:
-        >>> padded(21)
-        24
-    """
+    """Channels rounded up to whole groups of lanes."""
     return -(-channels // LANES) * LANES

@@ -6,7 +6,7 @@ missing fail here, at import, and plain loops (`simd_loops`) serve instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from inspect import Parameter, Signature
 from typing import Any, TypeAlias
 
@@ -96,30 +96,19 @@ class Lanes:
 
     def load_masked(self, array: int, position: int | Value, mask: Value, other: Value) -> Value:
         """Eight numbers, ``other`` in lanes outside the mask (which are not read)."""
-        pointer = self.pointer(array, position)
-        function = self.declare(
-            f"llvm.masked.load.{self.suffix}.p0{self.suffix}",
-            self.vector,
-            [pointer.type, INT32, self.bits, self.vector],
-        )
-        align = ir.Constant(INT32, self.size)
-        return self.builder.call(function, [pointer, align, mask, other])
+        place = [self.pointer(array, position), ir.Constant(INT32, self.size)]
+        return self.call_masked("load", self.vector, [*place, mask, other])
 
     def store_masked(self, value: Value, array: int, position: int | Value, mask: Value) -> None:
         """Lanes outside the mask are not written."""
-        pointer = self.pointer(array, position)
-        function = self.declare(
-            f"llvm.masked.store.{self.suffix}.p0{self.suffix}",
-            ir.VoidType(),
-            [self.vector, pointer.type, INT32, self.bits],
-        )
-        align = ir.Constant(INT32, self.size)
-        self.builder.call(function, [value, pointer, align, mask])
+        place = [self.pointer(array, position), ir.Constant(INT32, self.size)]
+        self.call_masked("store", ir.VoidType(), [value, *place, mask])
 
-    def declare(self, name: str, result: Untyped, parameters: list[Untyped]) -> Value:
+    def call_masked(self, what: str, result: Untyped, args: list[Value]) -> Value:
         """An LLVM intrinsic."""
-        kind = ir.FunctionType(result, parameters)
-        return self.builder.module.declare_intrinsic(name, fnty=kind)
+        kind = ir.FunctionType(result, [arg.type for arg in args])
+        name = f"llvm.masked.{what}.{self.suffix}.p0{self.suffix}"
+        return self.builder.call(self.builder.module.declare_intrinsic(name, fnty=kind), args)
 
     def spread(self, value: Value, vector: Untyped = None) -> Value:
         """One number in every lane."""
@@ -164,9 +153,7 @@ class Lanes:
 def written(*kinds: str, result: bool = False) -> Callable[[Callable[[Lanes], Value]], Untyped]:
     """Make an intrinsic of a function that writes its instructions to `Lanes`.
 
-    Args:
-        *kinds: The kind of each argument; the first is an array.
-        result: Whether the function returns a value, a number.
+    Of the kinds of its arguments the first is an array; with ``result`` it returns a number.
     """
 
     def made(write: Callable[[Lanes], Value]) -> Untyped:
@@ -374,15 +361,17 @@ def _spots(x: Lanes, groups: int, offset: Value) -> list[Value]:
 
 def _summed(
     x: Lanes, spots: list[Value], count: int, row: Callable[[Value], Callable[[Value], Value]]
-) -> list[Value]:
-    """Σ_k ``row(k)(spot)`` over k below argument ``count``, in registers."""
+) -> Iterator[tuple[Value, Value]]:
+    """Spots with Σ_k ``row(k)(spot)`` over k below argument ``count``, in registers, times the last
+    argument."""
     b = x.builder
     sums = [alloca_once_value(b, x.constant(0.0)) for _ in spots]
     with for_range(b, x.args[count]) as loop:
         numbers = row(loop.index)
         for spot, so_far in zip(spots, sums, strict=True):
             b.store(x.add(b.load(so_far), numbers(spot)), so_far)
-    return [b.load(so_far) for so_far in sums]
+    seen, factor = [b.load(so_far) for so_far in sums], x.spread(x.args[-1])
+    return ((spot, x.multiply(factor, value)) for spot, value in zip(spots, seen, strict=True))
 
 
 @written(ARRAY, INDEX, ARRAY, INDEX, ARRAY, ARRAY, INDEX, INDEX, INDEX, NUMBER)
@@ -394,11 +383,9 @@ def gather_row(x: Lanes) -> None:
         return lambda spot: x.multiply(w, x.load(2, x.builder.add(start, spot)))
 
     def body(groups: int, offset: Value) -> None:
-        spots = _spots(x, groups, offset)
-        seen, factor = _summed(x, spots, 7, corner), x.spread(x.args[9])
-        for spot, value in zip(spots, seen, strict=True):
+        for spot, value in _summed(x, _spots(x, groups, offset), 7, corner):
             here = x.plus(1, spot)
-            x.store(x.add(x.load(0, here), x.multiply(factor, value)), 0, here)
+            x.store(x.add(x.load(0, here), value), 0, here)
 
     _by_groups(x, 3, body)
 
@@ -413,10 +400,8 @@ def sum_listed(x: Lanes) -> None:
         return lambda spot: x.load(2, b.add(start, spot))
 
     def body(groups: int, offset: Value) -> None:
-        spots = _spots(x, groups, offset)
-        seen, factor = _summed(x, spots, 6, listed), x.spread(x.args[7])
-        for spot, value in zip(spots, seen, strict=True):
-            x.store(x.multiply(factor, value), 0, x.plus(1, spot))
+        for spot, value in _summed(x, _spots(x, groups, offset), 6, listed):
+            x.store(value, 0, x.plus(1, spot))
 
     _by_groups(x, 3, body)
 

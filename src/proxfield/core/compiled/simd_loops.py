@@ -6,10 +6,13 @@ products are fused with sums: on most machines the results agree with `simd_llvm
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 from proxfield.core.common.arrays import Array
-from proxfield.core.compiled.jit import exact
+from proxfield.core.compiled.jit import Compiled, exact
 from proxfield.core.compiled.simd import LANES
 
 # ---- one group of lanes ----
@@ -68,67 +71,55 @@ def scale(to: Array, at: int, factor: float, plus: float) -> None:
 
 
 @exact
-def add_lanes(
-    a: float, b: float, c: float, d: float, e: float, f: float, g: float, h: float
-) -> float:
-    """The sum of eight lanes."""
-    return ((a + e) + (c + g)) + ((b + f) + (d + h))
-
-
-@exact
 def smaller(a: float, b: float) -> float:
     """The smaller of two numbers; b where one is NaN."""
     return a if a < b else b
 
 
 @exact
-def lane_least(array: Array, at: int, width: int, lane: int) -> float:
-    """The smallest number of one lane."""
+def plus(a: float, b: float) -> float:
+    """The sum of two numbers."""
+    return a + b
+
+
+def over_lanes(combine: Compiled) -> Callable[[Callable[..., float]], Compiled]:
+    """Make a function of a row of one that has the number of a lane as its first argument."""
+
+    def made(function: Callable[..., float]) -> Compiled:
+        lane = exact(function)
+
+        @exact
+        def row(*args: Any) -> float:
+            a, b = combine(lane(0, *args), lane(4, *args)), combine(lane(1, *args), lane(5, *args))
+            c, d = combine(lane(2, *args), lane(6, *args)), combine(lane(3, *args), lane(7, *args))
+            return combine(combine(a, c), combine(b, d))
+
+        return row
+
+    return made
+
+
+@over_lanes(smaller)
+def least(lane: int, array: Array, at: int, width: int) -> float:
+    """The smallest number of a row."""
     low = array.dtype.type(np.inf)
     for k in range(at + lane, at + width, LANES):
         low = smaller(low, array[k])
     return low
 
 
-@exact
-def least(array: Array, at: int, width: int) -> float:
-    """The smallest number of a row."""
-    a = smaller(lane_least(array, at, width, 0), lane_least(array, at, width, 4))
-    b = smaller(lane_least(array, at, width, 1), lane_least(array, at, width, 5))
-    c = smaller(lane_least(array, at, width, 2), lane_least(array, at, width, 6))
-    d = smaller(lane_least(array, at, width, 3), lane_least(array, at, width, 7))
-    return smaller(smaller(a, c), smaller(b, d))
-
-
-@exact
-def lane_total(array: Array, at: int, width: int, lane: int) -> float:
-    """The sum of one lane."""
+@over_lanes(plus)
+def total(lane: int, array: Array, at: int, width: int) -> float:
+    """The sum of a row."""
     out = array.dtype.type(0.0)
     for k in range(at + lane, at + width, LANES):
         out += array[k]
     return out
 
 
-@exact
-def total(array: Array, at: int, width: int) -> float:
-    """The sum of a row."""
-    return add_lanes(
-        lane_total(array, at, width, 0),
-        lane_total(array, at, width, 1),
-        lane_total(array, at, width, 2),
-        lane_total(array, at, width, 3),
-        lane_total(array, at, width, 4),
-        lane_total(array, at, width, 5),
-        lane_total(array, at, width, 6),
-        lane_total(array, at, width, 7),
-    )
-
-
-@exact
-def lane_expected(
-    seen: Array, at: int, q: Array, where: int, unary: Array, n: int, lane: int
-) -> float:
-    """Σ q · (unary + ½ seen) over one lane."""
+@over_lanes(plus)
+def expected(lane: int, seen: Array, at: int, q: Array, where: int, unary: Array, n: int) -> float:
+    """Σ q · (unary + ½ seen) over a row, where q > 0."""
     zero, half = seen.dtype.type(0.0), seen.dtype.type(0.5)
     out = zero
     for k in range(lane, n, LANES):
@@ -138,45 +129,15 @@ def lane_expected(
     return out
 
 
-@exact
-def expected(seen: Array, at: int, q: Array, where: int, unary: Array, n: int) -> float:
-    """Σ q · (unary + ½ seen) over a row, where q > 0."""
-    return add_lanes(
-        lane_expected(seen, at, q, where, unary, n, 0),
-        lane_expected(seen, at, q, where, unary, n, 1),
-        lane_expected(seen, at, q, where, unary, n, 2),
-        lane_expected(seen, at, q, where, unary, n, 3),
-        lane_expected(seen, at, q, where, unary, n, 4),
-        lane_expected(seen, at, q, where, unary, n, 5),
-        lane_expected(seen, at, q, where, unary, n, 6),
-        lane_expected(seen, at, q, where, unary, n, 7),
-    )
-
-
-@exact
-def lane_weighted(e: Array, row: Array, at: int, width: int, lane: int) -> float:
-    """Σ e · row over one lane."""
+@over_lanes(plus)
+def weighted(lane: int, e: Array, row: Array, at: int, width: int) -> float:
+    """Σ e · row over a row, where e > 0."""
     zero = e.dtype.type(0.0)
     out = zero
     for k in range(at + lane, at + width, LANES):
         product = e[k] * row[k]
         out += product if e[k] > zero else zero
     return out
-
-
-@exact
-def weighted(e: Array, row: Array, at: int, width: int) -> float:
-    """Σ e · row over a row, where e > 0."""
-    return add_lanes(
-        lane_weighted(e, row, at, width, 0),
-        lane_weighted(e, row, at, width, 1),
-        lane_weighted(e, row, at, width, 2),
-        lane_weighted(e, row, at, width, 3),
-        lane_weighted(e, row, at, width, 4),
-        lane_weighted(e, row, at, width, 5),
-        lane_weighted(e, row, at, width, 6),
-        lane_weighted(e, row, at, width, 7),
-    )
 
 
 # ---- rows with and without padding ----

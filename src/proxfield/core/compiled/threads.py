@@ -42,13 +42,8 @@ Task = tuple[
 # ---- how many ----
 
 
-class _Setting(threading.local):
-    """Of each thread of the program that uses the library."""
-
-    threads: int | None = None
-
-
-_setting = _Setting()
+_setting = threading.local()
+"""The number of ``threads`` of each thread of the program that uses the library, if it is set."""
 _threads_lost = False
 """Is this a process forked from one whose threads were started?"""
 
@@ -67,24 +62,14 @@ def max_threads() -> int:
 
 
 def current_threads() -> int:
-    """Threads that parallel kernels use now.
-
-    Example:
-        >>> with thread_count(1):
-        ...     current_threads()
-        1
-    """
-    return max_threads() if _setting.threads is None else min(_setting.threads, max_threads())
+    """Threads that parallel kernels use now."""
+    return min(getattr(_setting, "threads", None) or max_threads(), max_threads())
 
 
 @contextmanager
 def thread_count(threads: int) -> Iterator[None]:
-    """Run with this many threads (at least 1, at most `max_threads`), and put the old number back.
-
-    Args:
-        threads: Number of threads, the caller's own included.
-    """
-    before = _setting.threads
+    """Run with this many threads (at least 1, at most `max_threads`), the caller's own included."""
+    before = getattr(_setting, "threads", None)
     _setting.threads = max(1, threads)
     try:
         yield
@@ -179,13 +164,9 @@ _workers = _Workers()
 def run_shares(call: Callable[..., Any], args: tuple[Any, ...], shares: int) -> None:
     """Call ``call(*args, share, shares)`` for every share, each on a thread of its own.
 
-    The last share runs in the caller's thread. Ends when all have ended, also where one fails or
-    the caller is interrupted: none goes on writing to arrays that somebody else may then use.
-
-    Args:
-        call: A compiled function that releases the global interpreter lock.
-        args: Its arguments.
-        shares: Parts of the work.
+    The last share runs in the caller's thread; ``call`` releases the global interpreter lock. Ends
+    when all have ended, also where one fails or the caller is interrupted: none goes on writing to
+    arrays that somebody else may then use.
     """
     _workers.need(shares - 1)
     _workers.make_way(shares)
@@ -210,23 +191,17 @@ def run_shares(call: Callable[..., Any], args: tuple[Any, ...], shares: int) -> 
                 call(*args, shares - 1, shares)
             patience = max(PATIENCE, time.perf_counter() - begun)
             while len(ended) < shares - 1:
-                _wait(done, patience)
+                try:
+                    done.get(timeout=patience)
+                except Empty:  # noqa: PERF203
+                    _workers.run_anywhere()
+                    done.get()
             break
         except BaseException as error:
             failure = failure or error
-    for problem in ended:
-        failure = failure or problem
+    failure = next(filter(None, [failure, *ended]), None)
     if failure is not None:
         raise failure
-
-
-def _wait(done: SimpleQueue[None], patience: float) -> None:
-    """Wait for the end of a share."""
-    try:
-        done.get(timeout=patience)
-    except Empty:
-        _workers.run_anywhere()
-        done.get()
 
 
 def _after_fork_in_child() -> None:
@@ -253,15 +228,9 @@ def in_shares(function: Callable[..., Any], lines: list[str] | None = None) -> C
 
     The loop must be the function's last statement, and statements before it may only give names
     to values, because every share repeats them. Two arguments are added: the number of the share
-    and the number of shares.
-
-    Args:
-        function: A function at the top level of a module.
-        lines: `source_lines`, read when the function was defined: the file may be another later.
-
-    Example:
-        From ``for c in numba.prange(n): …`` it makes ``for c in range(n * share // shares,
-        n * (share + 1) // shares): …``.
+    and the number of shares. From ``for c in numba.prange(n): …`` it makes ``for c in range(n *
+    share // shares, n * (share + 1) // shares): …``. ``lines`` are `source_lines`, read when the
+    function was defined: the file may be another later.
     """
     code = function.__code__
     own = inspect.getblock((lines or source_lines(function))[code.co_firstlineno - 1 :])
@@ -280,9 +249,7 @@ def in_shares(function: Callable[..., Any], lines: list[str] | None = None) -> C
     if any(_is_prange(inner) for part in loop.body for inner in ast.walk(part)):
         raise TypeError(f"{node.name} has more than one loop over numba.prange")
     assert isinstance(loop.iter, ast.Call)
-    count = ast.parse("_tasks = None").body[0]
-    assert isinstance(count, ast.Assign)
-    count.value = loop.iter.args[0]
+    count = ast.Assign([ast.Name("_tasks", ast.Store())], loop.iter.args[0])
     share = "range(_tasks * _share // _shares, _tasks * (_share + 1) // _shares)"
     loop.iter = ast.parse(share, mode="eval").body
     node.body = [*before, count, loop]

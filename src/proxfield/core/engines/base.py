@@ -23,31 +23,19 @@ from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.terms.base import Doubles, Floats, Ints, Layout, missing, offers
 from proxfield.errors import UnsupportedError
 
-WARM_UP_SECONDS = 0.006
-"""Time for a few trial evaluations and chains before the clock starts."""
-WARM_UP_SWEEPS = 3
-"""Sweeps of a trial chain."""
-WARM_UP_COST = 12 * (WARM_UP_SWEEPS + 2)
-"""What three of them take at most, in evaluations: a sweep takes a few."""
-
-
+WARM_UP_SECONDS, WARM_UP_SWEEPS = 0.006, 3
+"""Time for a few trial evaluations and chains before the clock starts, and sweeps of a chain."""
 LARGE_SIZE = 10_000
 """Entries of a field above which iterations are made one at a time at first."""
 
 
 @dataclass
 class Rows:
-    """What some updates did.
+    """What some updates did."""
 
-    Attributes:
-        free_energy: F before each update (NaN where it wasn't asked for).  # (k,)
-        change: Largest change of q over the step, by each update.  # (k,)
-        period2: Largest difference from two updates before, over the step (inf if unknown).
-    """
-
-    free_energy: NDArray[np.float64]
-    change: NDArray[np.float64]
-    period2: float = np.inf
+    free_energy: NDArray[np.float64]  # F before each (NaN where it wasn't asked for)  # (k,)
+    change: NDArray[np.float64]  # largest change of q over the step, by each  # (k,)
+    period2: float = np.inf  # largest difference from two updates before, over the step
 
     def __len__(self) -> int:
         return len(self.change)
@@ -65,23 +53,14 @@ class State:
 
 @dataclass(frozen=True)
 class Tangent:
-    """What the second-order test needs of a state, in arrays of the program's own device.
+    """What the second-order test needs of a state, in arrays of the program's own device."""
 
-    Attributes:
-        q: Marginals in float64.  # (size,)
-        gradient: dE/dq at other marginals.  # (size,) -> (size,)
-        sums: Each entry's sum over its variable.  # (size,) -> (size,)
-        where: As `numpy.where`.
-        from_host: An array of numpy as one of the device.
-        to_host: An array of the device as one of numpy.
-    """
-
-    q: Array
-    gradient: Callable[[Array], Array]
-    sums: Callable[[Array], Array]
-    where: Callable[[Array, Array, float], Array]
-    from_host: Callable[[Doubles], Array]
-    to_host: Callable[[Array], Doubles]
+    q: Array  # marginals in float64  # (size,)
+    gradient: Callable[[Array], Array]  # dE/dq at other marginals  # (size,) -> (size,)
+    sums: Callable[[Array], Array]  # each entry's sum over its variable  # (size,) -> (size,)
+    where: Callable[[Array, Array, float], Array]  # as `numpy.where`
+    from_host: Callable[[Doubles], Array]  # an array of numpy as one of the device
+    to_host: Callable[[Array], Doubles]  # an array of the device as one of numpy
 
 
 P = TypeVar("P", contravariant=True)
@@ -111,13 +90,8 @@ class Updates(ABC, Generic[P, S]):
     ) -> list[Rows]:
         """Up to ``n`` updates of each field; each stops after one that changed less than ``tol``.
 
-        Args:
-            state: Where the fields stand; changed in place.
-            plan: How they move.
-            n: Maximum number of updates.
-            tol: Largest change of q, over the step, at which a field is done.
-            trace: Is F of every state wanted?
-            wanted: Which fields to move; the others stay, and have no rows.  # (fields,)
+        The state is changed in place; ``tol`` is for the largest change of q over the step. With
+        ``trace`` F of every state is wanted. Fields that aren't ``wanted`` stay, and have no rows.
         """
 
 
@@ -216,19 +190,12 @@ class Program(Batch[Plan, State]):
     """Whether ``lowered.unary`` belongs to this program, which may then write to it."""
 
     def set_unary(self, energies: Array, at: Ints | None = None) -> None:
-        """Replace unary energies; states at hand see the new ones too.
+        """Replace unary energies, in a copy of the program's own; states at hand see them too.
 
         The field that was given stays as it is. Labels that were impossible (+inf) stay so, and no
         others become it.
-
-        Args:
-            energies: New energies.  # (layout.size,) or (m,)
-            at: Of which entries, each once; all by default.  # (m,)
+        # energies: (layout.size,), or those of the entries ``at``, each once: (m,)
         """
-        raise UnsupportedError(f"{type(self).__name__} can't replace unary energies")
-
-    def _write_unary(self, energies: Array, at: Ints | None) -> None:
-        """Replace energies in ``lowered.unary``, in a copy of the program's own."""
         if not self.owns_unary:
             self.lowered = replace(self.lowered, unary=self.lowered.unary.copy())
             self.owns_unary = True
@@ -246,7 +213,6 @@ class Program(Batch[Plan, State]):
         return host_tangent(self.lowered.layout, self.marginals(state), self.gradient)
 
     def copy(self, state: State) -> State:
-        """A state that moves on its own from here."""
         return deepcopy(state)
 
     @abstractmethod
@@ -275,10 +241,8 @@ class Program(Batch[Plan, State]):
         """Compile or load what advancing needs, once per process; the state stays as it is."""
         self.build_for(plan)
         kind = (getattr(plan, name, None) is None for name in ("starts", "shuffle", "search"))
-        key = (
-            *self.kernel_key(), type(plan), getattr(plan, "kind", None),
-            getattr(plan, "watches", None), trace, *kind,
-        )  # fmt: skip
+        known = getattr(plan, "kind", None), getattr(plan, "watches", None)
+        key = (*self.kernel_key(), type(plan), *known, trace, *kind)
         if key in self.warm:
             return
         searches = getattr(plan, "search", None) is not None  # its kernels run once per trial
@@ -295,10 +259,7 @@ class Program(Batch[Plan, State]):
 
         Compiles or loads the kernels, starts the threads, and spends a few milliseconds on trial
         evaluations and chains: the first calls in a new process are slow, and a search
-        that plans by their pace would plan for a slower machine.
-
-        Args:
-            start: Marginals that chains will start from.  # (layout.size,)
+        that plans by their pace would plan for a slower machine.  # start: (layout.size,)
         """
         self.build_for(None)
         key = (*self.kernel_key(), "chains", self.threads)
@@ -310,7 +271,7 @@ class Program(Batch[Plan, State]):
         self.free_energy(self.start(start))
         begun = time.perf_counter()
         self.free_energy(self.start(start))
-        cost = WARM_UP_COST * (time.perf_counter() - begun)
+        cost = 12 * (WARM_UP_SWEEPS + 2) * (time.perf_counter() - begun)  # of a trial, at most
         trial = Chains.make(
             np.stack([start, start, start]), sweeps=WARM_UP_SWEEPS, drawn=[False, True, True],
             forests=[False, False, True], polish=1,
@@ -356,10 +317,7 @@ def host_tangent(
     """A `Tangent` whose arrays are numpy's."""
 
     def sums(flat: Floats) -> NDArray[np.float64]:
-        total = layout.sum_by_variable(flat)
-        if layout.common is not None:
-            return np.repeat(total, layout.common)
-        return total[layout.owner]
+        return np.repeat(layout.sum_by_variable(flat), layout.common or layout.cardinalities)
 
     double = np.asarray(q, dtype=np.float64)
     return Tangent(double, gradient, sums, np.where, np.asarray, np.asarray)
@@ -382,14 +340,9 @@ ROWS_AT_ONCE = 2048
 
 
 def softmax_rows(energies: Floats, n_labels: int) -> Floats:
-    """softmax(−energies) of rows of equal length; uniform where all are +inf.
+    """softmax(−energies) of rows of ``n_labels``; uniform where all are +inf.
 
-    Args:
-        energies: All rows, in one piece.  # (rows · n_labels,)
-        n_labels: Length of a row.
-
-    Returns:
-        In the type of the energies.  # (rows · n_labels,)
+    # (rows · n_labels,) -> (rows · n_labels,), of the same type
     """
     rows = energies.reshape(-1, n_labels)
     out = np.empty_like(rows)

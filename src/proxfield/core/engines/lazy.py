@@ -13,6 +13,7 @@ import os
 import time
 import timeit
 from collections.abc import Callable, Hashable
+from contextlib import nullcontext
 from functools import cached_property
 
 import numpy as np
@@ -35,19 +36,12 @@ MAX_ENTRIES = 8192
 """Labels of all variables up to which a field may count as small."""
 PATIENCE = 2.0
 """Seconds of numpy that are spent rather than compile: about a quarter of what that takes."""
-TRIALS = 3
-"""How often a call is timed."""
-USUAL_UPDATES = 500
-USUAL_SWEEPS = 50
-USUAL_ROUNDS = 5
+USUAL_UPDATES, USUAL_SWEEPS, USUAL_ROUNDS = 500, 50, 5
 """How many updates, sweeps, and rounds of greedy improvement a small field usually takes."""
 
 
 class Spent:
-    """What this process has spent on updates in numpy; shared by all small fields.
-
-    In a ``with`` statement, the time that the block takes is added.
-    """
+    """What this process has spent on updates in numpy, for all small fields; ``with`` adds more."""
 
     seconds = 0.0
 
@@ -59,13 +53,7 @@ class Spent:
 
 
 def suits(lowered: Lowered, dtype: str, work: str) -> bool:
-    """Whether a field is small, and kernels for a kind of work are still to be compiled.
-
-    Args:
-        lowered: The field.
-        dtype: Floating-point type.
-        work: Name of a rule, or `DESCENT`.
-    """
+    """Whether a field is small, and kernels for a rule (or `DESCENT`) are still to be compiled."""
     if lowered.extras or lowered.layout.size > MAX_ENTRIES or lowered.infeasible:
         return False
     if os.environ.get(SWITCH, "1") == "0" or Spent.seconds > PATIENCE:
@@ -90,7 +78,7 @@ def compile_lazy(lowered: Lowered, dtype: str = "float64", threads: int | None =
 
 def least_seconds(call: Callable[[], object]) -> float:
     """Duration of a call, the least of a few: the others waited for the machine."""
-    return min(timeit.repeat(call, number=1, repeat=TRIALS))
+    return min(timeit.repeat(call, number=1, repeat=3))
 
 
 class LazyProgram(Program):
@@ -187,10 +175,8 @@ class LazyProgram(Program):
 
     def advance(self, state: State, plan: Plan, n: int, tol: float, trace: bool) -> Rows:
         if isinstance(state.arrays, ReferenceState):
-            if not self.pays and isinstance(plan, Custom):  # its time is the user's function's
-                return self.reference.advance(state, plan, n, tol, trace)
-            if not self.pays:
-                with Spent():
+            if not self.pays:  # the time of a `Custom` is the user's function's
+                with nullcontext() if isinstance(plan, Custom) else Spent():
                     return self.reference.advance(state, plan, n, tol, trace)
             state.arrays = self.compiled.resumed(state.arrays, plan)
         return self.compiled.advance(state, plan, n, tol, trace)

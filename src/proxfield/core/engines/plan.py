@@ -80,12 +80,7 @@ class Kind(IntEnum):
 
     @property
     def moment_names(self) -> tuple[str, ...]:
-        """The moments that it keeps, by their names in a state.
-
-        Example:
-            >>> Kind.MOMENTUM.moment_names
-            ('u',)
-        """
+        """The moments that it keeps, by their names in a state: ``("u",)``, say."""
         return ("u", "v")[: self.moments]
 
     @property
@@ -99,18 +94,12 @@ class Search:
     """A step that is found as the iteration goes, by looking at F after each update.
 
     An update that raises F is made again from where it began, with a smaller step.
-
-    Args:
-        first: The step of the first update.
-        growth: Factor by which the step grows after an update.
-        shrinkage: Factor by which it shrinks where F rose.
-        largest: Maximum step.
     """
 
-    first: float = 0.2
-    growth: float = 1.1
-    shrinkage: float = 0.5
-    largest: float = 0.7
+    first: float = 0.2  # the step of the first update
+    growth: float = 1.1  # factor by which the step grows after an update
+    shrinkage: float = 0.5  # factor by which it shrinks where F rose
+    largest: float = 0.7  # maximum step
 
 
 SMALLEST_STEP = 1e-10
@@ -214,85 +203,52 @@ Plan = Update | Order | Custom
 
 @dataclass(frozen=True)
 class Chains:
-    """Independent chains to run together; see `Program.explore`.
+    """Independent chains to run together; see `Program.explore`."""
 
-    Args:
-        starts: Marginals that each chain starts from.  # (chains, layout.size)
-        hot: Temperature at which each starts; all cool geometrically to ``cold``.  # (chains,)
-        sweeps: Sweeps of each while cooling; a single one is at ``cold``.  # (chains,)
-        seeds: Random seed of each chain.  # (chains,)
-        drawn: Does a chain sample labels (heat bath), or cool marginals?  # (chains,)
-        cold: Temperature at which each ends, usually 1; close to 0 in a search for the
-            labelling of lowest energy.  # (chains,)
-        forests: Does a drawn chain sample a whole induced forest at each sweep (eight in turn),
-            or one variable after another?  # (chains,)
-        polish: Maximum number of sweeps at temperature 1 afterwards. Without any, a drawn chain
-            ends at a labelling (one-hot marginals), whose F is its energy.
-        tol: Polishing ends when no marginal changes by more than this.
-        metropolis: Do drawn chains that visit one variable after another make Metropolis moves,
-            which leave a label more often, or draw one whatever it was (heat bath)? Near
-            temperature 0 the former find lower energies.
-    """
-
-    starts: NDArray[np.float64]
-    hot: NDArray[np.float64]
-    sweeps: NDArray[np.int64]
-    seeds: NDArray[np.uint64]
+    starts: NDArray[np.float64]  # marginals that each chain starts from  # (chains, layout.size)
+    hot: NDArray[np.float64]  # temperature of each at first; all cool geometrically  # (chains,)
+    sweeps: NDArray[np.int64]  # of each while cooling; a single one is at ``cold``  # (chains,)
+    seeds: NDArray[np.uint64]  # random seed of each  # (chains,)
     drawn: NDArray[np.bool_]
+    """Does a chain sample labels (heat bath), or cool marginals?  # (chains,)"""
     cold: NDArray[np.float64]
+    """Temperature at which each ends, usually 1; close to 0 in a search for the labelling of lowest
+    energy.  # (chains,)"""
     forests: NDArray[np.bool_]
+    """Does a drawn chain sample a whole induced forest at each sweep (eight in turn), or one
+    variable after another?  # (chains,)"""
     polish: int = 50
-    tol: float = 1e-3
+    """Maximum number of sweeps at temperature 1 afterwards. Without any, a drawn chain ends at a
+    labelling (one-hot marginals), whose F is its energy."""
+    tol: float = 1e-3  # polishing ends when no marginal changes by more than this
     metropolis: bool = False
+    """Do drawn chains that visit one variable after another make Metropolis moves, which leave a
+    label more often, or draw one whatever it was (heat bath)? Near temperature 0 the former find
+    lower energies."""
 
     @classmethod
     def make(
-        cls,
-        starts: NDArray[np.float64],
-        *,
-        hot: ArrayLike = 1.0,
-        sweeps: ArrayLike = 0,
-        seeds: ArrayLike = 0,
-        drawn: ArrayLike = False,
-        cold: ArrayLike = 1.0,
-        forests: ArrayLike = False,
-        polish: int = 50,
-        tol: float = 1e-3,
-        metropolis: bool = False,
-    ) -> Chains:
-        """Chains from values for each, or one for all."""
-        count = len(starts)
-
-        def each(value: ArrayLike, kind: str) -> NDArray[Any]:
-            return np.broadcast_to(np.asarray(value), count).astype(kind)
-
-        return cls(
-            np.ascontiguousarray(starts),
-            each(hot, "f8"),
-            each(sweeps, "i8"),
-            each(seeds, "u8"),
-            each(drawn, "?"),
-            each(cold, "f8"),
-            each(forests, "?"),
-            polish,
-            tol,
-            metropolis,
-        )
+        cls, starts: NDArray[np.float64], *, polish: int = 50, tol: float = 1e-3,
+        metropolis: bool = False, **each: ArrayLike,
+    ) -> Chains:  # fmt: skip
+        """Chains from values for each, or one for all; ``hot`` and ``cold`` are 1, others 0."""
+        kinds = {"sweeps": "i8", "seeds": "u8", "drawn": "?", "forests": "?"}
+        values = {**dict.fromkeys(kinds, 0), "hot": 1.0, "cold": 1.0, **each}
+        arrays = {
+            name: np.broadcast_to(np.asarray(value), len(starts)).astype(kinds.get(name, "f8"))
+            for name, value in values.items()
+        }
+        begin = np.ascontiguousarray(starts)
+        return cls(begin, **arrays, polish=polish, tol=tol, metropolis=metropolis)
 
 
 @dataclass(frozen=True)
 class Explored:
-    """Where chains ended.
+    """Where chains ended."""
 
-    Attributes:
-        q: Marginals.  # (chains, layout.size)
-        free_energy: F.  # (chains,)
-        sweeps: Sweeps made, polishing included.  # (chains,)
-    """
-
-    q: NDArray[np.float64]
-    free_energy: NDArray[np.float64]
-    sweeps: NDArray[np.int64]
+    q: NDArray[np.float64]  # marginals  # (chains, layout.size)
+    free_energy: NDArray[np.float64]  # F  # (chains,)
+    sweeps: NDArray[np.int64]  # sweeps made, polishing included  # (chains,)
 
 
 # ---- the certified step ----
@@ -305,15 +261,7 @@ def damping_for(curvature: Array) -> Array: ...
 def damping_for(curvature: Array) -> Array:
     """The certified damping d = max(0, λ/4 − ½), entry by entry.
 
-    Args:
-        curvature: λ: a number, a numpy array or a torch tensor (whose gradient is kept).
-
-    Returns:
-        d: float64 for numbers and numpy arrays, a tensor of the same type for tensors.
-
-    Example:
-        >>> float(damping_for(6.0))
-        1.0
+    λ is a number or a numpy array, and d float64; or both are torch tensors, with gradients.
     """
     if isinstance(curvature, (float, int, np.ndarray, np.generic)):
         curvature = np.asarray(curvature, dtype=np.float64)
@@ -335,11 +283,7 @@ def prefers_search(lowered: Lowered) -> bool:
 
 
 def relative_damping(relative: Floats, others: float) -> NDArray[np.float64]:
-    """The certified damping where some terms bound their curvature relative to the entropy's.
-
-    Args:
-        relative: L_i of those terms.  # (n_vars,)
-        others: λ of all others.
+    """The certified damping where some terms have L_i (``relative``) and ``others`` λ.  # (n_vars,)
 
     Example:
         >>> relative_damping(np.array([0.0, 2.0, 20.0]), 6.0).tolist()

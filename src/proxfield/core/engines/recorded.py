@@ -51,39 +51,25 @@ class Recorded(Updates[float, S], Generic[S]):
 
     @abstractmethod
     def pull_back(self, state: S, step: float, d: Doubles) -> Doubles:
-        """The gradient of a loss in the parameters, from the one in the marginals.
+        """The gradient of a loss in the parameters, from ``d``, that in marginals.  # (size,)
 
-        Args:
-            state: The state after the updates.
-            step: Their step.
-            d: # (size,)
+        ``state`` is the state after the updates, ``step`` their step.
         """
 
 
 @dataclass
 class KeptStates:
-    """Where updates have led, and what they came by.
+    """Where updates have led, and what they came by."""
 
-    Attributes:
-        theta: Energies after the last update.  # (size,)
-        q: softmax(−θ).  # (size,)
-        before: Marginals before each update.  # (size,) each
-        parts: What each update's gradient was made of, as `ArrayUpdates.gradient` returned it.
-    """
-
-    theta: Doubles
-    q: Doubles
-    before: list[Doubles] = field(default_factory=list)
+    theta: Doubles  # energies after the last update  # (size,)
+    q: Doubles  # softmax(−θ)
+    before: list[Doubles] = field(default_factory=list)  # marginals before each update
     parts: list[list[Doubles]] = field(default_factory=list)
+    """What each update's gradient was made of, as `ArrayUpdates.gradient` returned it."""
 
 
 class ArrayUpdates(Recorded[KeptStates]):
-    """Updates of flat arrays whose energy a subclass defines.
-
-    Args:
-        size: Number of entries, labels of all variables.
-        n_parameters: Number of parameters.
-    """
+    """Updates of flat arrays (of ``size`` entries) whose energy a subclass defines."""
 
     def __init__(self, size: int, n_parameters: int) -> None:
         self.size, self.n_parameters = size, n_parameters

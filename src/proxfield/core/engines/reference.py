@@ -5,27 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cached_property
 from itertools import pairwise
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.core.common.arrays import Array
-from proxfield.core.compiled.random import uniforms
+from proxfield.core.compiled.math import uniforms
+from proxfield.core.engines import plan as plans
 from proxfield.core.engines.base import Program, Rows, State, slack, softmax
-from proxfield.core.engines.plan import (
-    SMALLEST_STEP,
-    Chains,
-    Custom,
-    Explored,
-    Kind,
-    Order,
-    Plan,
-    Search,
-    Update,
-)
-from proxfield.core.lowering.forests import Forests, graph_of, make_forests
-from proxfield.core.lowering.lowered import Lowered
+from proxfield.core.engines.plan import Kind
+from proxfield.core.lowering.lowered import Forests, Lowered, graph_of, make_forests
 from proxfield.core.terms.base import Doubles, Floats, Ints, expectation
 
 TINY = 1e-30
@@ -64,16 +54,11 @@ class ReferenceProgram(Program):
             term.add_gradient(self.layout, q, g)
         return g
 
-    def set_unary(self, energies: Array, at: Ints | None = None) -> None:
-        self._write_unary(energies, at)
-
-    def _energy(self, q: Floats) -> float:
-        e = self.lowered.constant + expectation(q, self.lowered.unary)
-        return e + sum(t.energy(self.layout, q) for t in self.lowered.terms)
-
     def _free_energy(self, q: Floats) -> float:
+        e = self.lowered.constant + expectation(q, self.lowered.unary)
+        e += sum(t.energy(self.layout, q) for t in self.lowered.terms)
         positive = q[q > 0].astype(np.float64)
-        return self._energy(q) + float((positive * np.log(positive)).sum())
+        return e + float((positive * np.log(positive)).sum())
 
     def free_energy(self, state: State) -> float:
         return self._free_energy(state.arrays.q)
@@ -81,7 +66,7 @@ class ReferenceProgram(Program):
     def _softmax(self, theta: Floats) -> NDArray[np.floating]:
         return softmax(self.layout.owner, self.layout.offsets, theta).astype(self.dtype)
 
-    def advance(self, state: State, plan: Plan, n: int, tol: float, trace: bool) -> Rows:
+    def advance(self, state: State, plan: plans.Plan, n: int, tol: float, trace: bool) -> Rows:
         energies: list[float] = []
         changes: list[float] = []
         period2 = np.inf
@@ -90,13 +75,15 @@ class ReferenceProgram(Program):
             energies.append(self._free_energy(s.q))
             old = s.q.copy()
             scale: Floats | float
-            if isinstance(plan, Update):
+            if isinstance(plan, plans.Update):
                 with np.errstate(over="ignore", invalid="ignore"):  # a rule may diverge
                     scale = self._parallel(s, plan, energies[-1])
-            elif isinstance(plan, Order):
+            elif isinstance(plan, plans.Order):
                 scale = self._sweep(s, plan)
             else:
-                scale = self._custom(s, plan, state)
+                theta = plan.function(s.theta, s.q, self.gradient(s.q), state.memory)
+                s.theta, scale = theta.astype(self.dtype), plan.step
+                s.q = self._softmax(s.theta)
             moved = np.abs(s.q - old) / scale
             lost = not np.isfinite(s.q).all()
             changes.append(np.nan if lost else float(moved.max(initial=0.0)))
@@ -106,7 +93,7 @@ class ReferenceProgram(Program):
                 break
         return Rows(np.array(energies), np.array(changes), period2)
 
-    def _parallel(self, s: ReferenceState, plan: Update, f: float) -> Floats:
+    def _parallel(self, s: ReferenceState, plan: plans.Update, f: float) -> Floats:
         owner = self.layout.owner
         target: Floats = plan.inverse_temperature * self.gradient(s.q)
         impossible = np.isinf(target)  # θ = +inf, q = 0 from here on
@@ -146,13 +133,13 @@ class ReferenceProgram(Program):
             s.q = self._softmax(s.theta)
         return step
 
-    def _sweep(self, s: ReferenceState, plan: Order) -> float:
+    def _sweep(self, s: ReferenceState, plan: plans.Order) -> float:
         self.need_visits(plan)
         variables = plan.variables
         if plan.shuffle is not None:
             variables = plan.shuffle.permutation(variables)
         for i in variables:
-            at = slice(self.layout.offsets[i], self.layout.offsets[i + 1])
+            at = self.at[i]
             g = plan.inverse_temperature * self.gradient(s.q)[at]
             if np.isinf(g).all():
                 continue
@@ -161,18 +148,13 @@ class ReferenceProgram(Program):
             s.q[at] = e / e.sum()
         return 1.0
 
-    def _custom(self, s: ReferenceState, plan: Custom, state: State) -> float:
-        s.theta = plan.function(s.theta, s.q, self.gradient(s.q), state.memory).astype(self.dtype)
-        s.q = self._softmax(s.theta)
-        return plan.step
-
     def descend(self, labels: Floats, sweeps: int) -> NDArray[np.float64]:
         self.need_sweeps()
         q = labels.astype(np.float64)
         for _ in range(sweeps):
             changed = False
             for i in range(self.layout.n_vars):
-                at = slice(self.layout.offsets[i], self.layout.offsets[i + 1])
+                at = self.at[i]
                 g = self.gradient(q)[at]
                 new = np.zeros(len(g))
                 best = int(g.argmin())
@@ -184,154 +166,48 @@ class ReferenceProgram(Program):
                 break
         return q
 
-    def explore(self, chains: Chains, threads: int | None = None) -> Explored:
+    def explore(self, chains: plans.Chains, threads: int | None = None) -> plans.Explored:
         self.need_sweeps()
-        runner = ReferenceChains(self.lowered)
         with np.errstate(over="ignore"):  # an energy over a low temperature: probability 0
-            ends = [self._chain(runner, chains, b) for b in range(len(chains.hot))]
+            ends = [self._chain(chains, b) for b in range(len(chains.hot))]
         q = np.stack([end[0] for end in ends])
         f = np.array([self._free_energy(row) for row in q])
-        return Explored(q, f, chains.sweeps + np.array([end[1] for end in ends]))
+        return plans.Explored(q, f, chains.sweeps + np.array([end[1] for end in ends]))
 
-    def _chain(
-        self, runner: ReferenceChains, chains: Chains, b: int
-    ) -> tuple[NDArray[np.float64], int]:
+    def _chain(self, chains: plans.Chains, b: int) -> tuple[NDArray[np.float64], int]:
         """One chain; returns its marginals and the sweeps of polish."""
-        n, offsets = self.layout.n_vars, self.layout.offsets
+        n = self.layout.n_vars
         hot, cold, sweeps = float(chains.hot[b]), float(chains.cold[b]), int(chains.sweeps[b])
-        q = runner.possible(chains.starts[b])
+        q = chains.starts[b].astype(np.float64)
+        gone = np.isinf(self.lowered.unary)
+        q[gone] = 0.0  # impossible labels
+        none_left = self.layout.sum_by_variable(q)[self.layout.owner] == 0
+        q[none_left & ~gone] = 1.0
+        q = np.asarray(q / self.layout.sum_by_variable(q)[self.layout.owner])
         if chains.drawn[b]:
             seed, by_forests = int(chains.seeds[b]), bool(chains.forests[b])
-            q = runner.drawn(q, hot, cold, sweeps, seed, by_forests, chains.metropolis)
+            q = self.drawn(q, hot, cold, sweeps, seed, by_forests, chains.metropolis)
         else:
             for t in range(sweeps):
                 for i in range(n):
-                    at = slice(int(offsets[i]), int(offsets[i + 1]))
+                    at = self.at[i]
                     g = self.gradient(q)[at] / temperature(t, sweeps, hot, cold)
                     e = np.exp(g.min() - g)
                     q[at] = e / e.sum()
         s = ReferenceState(q, np.dtype(np.float64))
         for t in range(chains.polish):
             old = s.q.copy()
-            self._sweep(s, Order(np.arange(n)))
+            self._sweep(s, plans.Order(np.arange(n)))
             if np.abs(s.q - old).max(initial=0.0) <= chains.tol:
                 return s.q, t + 1
         return s.q, chains.polish
 
+    # ---- chains of labellings, written to be read ----
 
-def searched(
-    search: Search,
-    size: float | None,
-    f: float,
-    free_energy: Callable[[float], float],
-    dtype: np.dtype[np.floating],
-) -> tuple[float, float]:
-    """The first step tried that doesn't raise F, and the one to try next.
-
-    Args:
-        search: How to search.
-        size: The step to try first; None at the beginning.
-        f: F before the update.
-        free_energy: F after an update with a given step.
-        dtype: Type of the marginals: says how much F may rise by rounding.
-    """
-    size = search.first if size is None else size
-    while not free_energy(size) <= f + slack(f, dtype) and size > SMALLEST_STEP:
-        size *= search.shrinkage
-    return size, min(search.largest, size * search.growth)
-
-
-class Moments(Protocol):
-    """A state with room for the moments of a rule."""
-
-    u: Array
-    v: Array
-
-
-def moved(
-    s: Moments, plan: Update, theta: Array, target: Array, step: Array,
-    center: Callable[[Array], Array],
-) -> Array:  # fmt: skip
-    """New natural parameters: the formula of every `Kind`, for arrays of numpy and of torch.
-
-    Args:
-        s: A state with the moments ``u`` and ``v``, which are moved on.
-        plan: The rule.
-        theta: Natural parameters.
-        target: θ*.
-        step: The step of each entry.
-        center: Subtracts each variable's mean over its possible labels.
-    """
-    kind, g1, g2, eps = plan.kind, plan.gamma1, plan.gamma2, plan.epsilon
-    residual = theta - target
-    if kind == Kind.PROXIMAL:
-        return theta - step * residual
-    if kind == Kind.MEAN:
-        return target
-    if kind == Kind.MOMENTUM:
-        s.u = g1 * s.u + (1 - g1) * residual
-        return theta - step * s.u
-    if kind == Kind.MOMENTUM_PRINTED:
-        s.u = g1 * s.u + (1 - g1) * target
-        return theta - step * (theta - s.u)
-    if kind == Kind.ADAM:
-        residual = center(residual)
-        s.u = g1 * s.u + (1 - g1) * residual
-        s.v = g2 * s.v + (1 - g2) * residual**2
-        return theta - step * (s.u / (s.v**0.5 + eps))
-    if kind == Kind.ADAM_PRINTED:
-        target = center(target)
-        s.u = g1 * s.u + (1 - g1) * target
-        s.v = (1 - g2) * s.v + g2 * target**2
-        return theta - step * ((center(theta) - s.u) / (s.v**0.5 + eps))
-    raise NotImplementedError(kind)
-
-
-# ---- chains ----
-
-
-def temperature(t: int, sweeps: int, hot: float, cold: float) -> float:
-    """A geometric schedule from ``hot`` to ``cold``.
-
-    Example:
-        >>> [temperature(t, 3, 4.0, 1.0) for t in range(3)]
-        [4.0, 2.0, 1.0]
-    """
-    return hot * (cold / hot) ** (t / (sweeps - 1)) if sweeps > 1 else cold
-
-
-def soft_minimum(energy: Doubles, heat: float) -> Doubles:
-    """−T log Σ exp(−energy / T) over the first axis; +inf where all are."""
-    low = energy.min(axis=0)
-    base = np.where(np.isinf(low), 0.0, low)
-    with np.errstate(divide="ignore"):
-        return np.asarray(base - heat * np.log(np.exp((base - energy) / heat).sum(axis=0)))
-
-
-def usable_in_forests(lowered: Lowered) -> NDArray[np.bool_]:
-    """Which variables may be in a forest: of binary fields, those with both labels possible."""
-    layout = lowered.layout
-    binary = layout.common == 2 and not (lowered.potts or lowered.factors)
-    if not binary or not layout.n_vars:
-        return np.ones(layout.n_vars, dtype=bool)
-    # the compact kernels take variables with an impossible label out
-    return np.asarray(np.maximum.reduceat(lowered.unary, layout.offsets[:-1]) < np.inf)
-
-
-class ReferenceChains:
-    """Chains of one field, written to be read: the reference of `numba.binary_chains` and others.
-
-    Random numbers are by counting. With n variables, the first n of a chain draw its labelling from
-    the start, and sweep t uses those from n·(t + 1) on: of the variables in their order, or of a
-    forest's from its roots to its leaves (the last variable first), then of those in no forest.
-
-    Args:
-        lowered: The field.
-    """
-
-    def __init__(self, lowered: Lowered) -> None:
-        self.lowered, self.layout = lowered, lowered.layout
-        self.at = [slice(a, b) for a, b in pairwise(self.layout.offsets.tolist())]
+    @cached_property
+    def at(self) -> list[slice]:
+        """The entries of each variable."""
+        return [slice(a, b) for a, b in pairwise(self.layout.offsets.tolist())]
 
     @cached_property
     def forests(self) -> Forests:
@@ -390,12 +266,6 @@ class ReferenceChains:
             return new
         return held if w[held] > 0 else int(np.flatnonzero(w)[-1])
 
-    def visit_all(self, labels: Ints, heat: float, u: Doubles, metropolis: bool) -> None:
-        """One variable after another, given all others."""
-        take = self.move if metropolis else self.draw
-        for i in range(self.layout.n_vars):
-            labels[i] = take(self.local(labels, i), heat, u[i], labels[i])
-
     def sample_forest(self, which: int, labels: Ints, heat: float, u: Doubles) -> None:
         """All variables of a forest together, given the others."""
         some = slice(self.forests.start[which], self.forests.start[which + 1])
@@ -415,22 +285,17 @@ class ReferenceChains:
         for k, i in enumerate(self.forests.rest):
             labels[i] = self.draw(self.local(labels, i), heat, u[len(node) + k], labels[i])
 
-    def possible(self, start: Floats) -> Doubles:
-        """A start without impossible labels."""
-        layout = self.layout
-        q = start.astype(np.float64)
-        gone = np.isinf(self.lowered.unary)
-        q[gone] = 0.0
-        none_left = layout.sum_by_variable(q)[layout.owner] == 0
-        q[none_left & ~gone] = 1.0
-        return np.asarray(q / layout.sum_by_variable(q)[layout.owner])
-
     def drawn(
         self, q: Doubles, hot: float, cold: float, sweeps: int, seed: int, by_forests: bool,
         metropolis: bool,
     ) -> Doubles:  # fmt: skip
         """One chain of labellings from q, which has no impossible labels; returns the last one as
-        marginals. The other arguments are those of `Chains`."""
+        marginals. The other arguments are those of `Chains`.
+
+        Random numbers are by counting. With n variables, the first n of a chain draw its labelling
+        from the start, and sweep t uses those from n·(t + 1) on: of the variables in their order,
+        or of a forest's from its roots to its leaves (the last first), then of those in no forest.
+        """
         n = self.layout.n_vars
         u = uniforms(seed, np.arange(n))
         first = [np.searchsorted(np.cumsum(q[self.at[i]]), u[i], "right") for i in range(n)]
@@ -441,6 +306,83 @@ class ReferenceChains:
             if by_forests:
                 which = (seed + t) % 2**64 % (len(self.forests.start) - 1)
                 self.sample_forest(which, labels, heat, u)
-            else:
-                self.visit_all(labels, heat, u, metropolis)
+                continue
+            take = self.move if metropolis else self.draw
+            for i in range(n):  # one variable after another, given all others
+                labels[i] = take(self.local(labels, i), heat, u[i], labels[i])
         return self.one_hot(labels)
+
+
+def searched(
+    search: plans.Search, size: float | None, f: float, free_energy: Callable[[float], float],
+    dtype: np.dtype[np.floating],
+) -> tuple[float, float]:  # fmt: skip
+    """The first step tried that doesn't raise F, and the one to try next.
+
+    ``size`` is the step to try first (None at the beginning), ``f`` is F before the update, and
+    ``free_energy`` gives F after one with some step; ``dtype`` says how much may be rounding.
+    """
+    size = search.first if size is None else size
+    while not free_energy(size) <= f + slack(f, dtype) and size > plans.SMALLEST_STEP:
+        size *= search.shrinkage
+    return size, min(search.largest, size * search.growth)
+
+
+def moved(
+    s: Any, plan: plans.Update, theta: Array, target: Array, step: Array,
+    center: Callable[[Array], Array],
+) -> Array:  # fmt: skip
+    """New natural parameters: the formula of every `Kind`, for arrays of numpy and of torch.
+
+    The moments ``s.u`` and ``s.v`` are moved on; ``target`` is θ*, ``step`` that of each entry, and
+    ``center`` subtracts each variable's mean over its possible labels.
+    """
+    kind, g1, g2, eps = plan.kind, plan.gamma1, plan.gamma2, plan.epsilon
+    residual = theta - target
+    if kind == Kind.PROXIMAL:
+        return theta - step * residual
+    if kind == Kind.MEAN:
+        return target
+    if kind == Kind.MOMENTUM:
+        s.u = g1 * s.u + (1 - g1) * residual
+        return theta - step * s.u
+    if kind == Kind.MOMENTUM_PRINTED:
+        s.u = g1 * s.u + (1 - g1) * target
+        return theta - step * (theta - s.u)
+    if kind == Kind.ADAM:
+        residual = center(residual)
+        s.u = g1 * s.u + (1 - g1) * residual
+        s.v = g2 * s.v + (1 - g2) * residual**2
+        return theta - step * (s.u / (s.v**0.5 + eps))
+    if kind == Kind.ADAM_PRINTED:
+        target = center(target)
+        s.u = g1 * s.u + (1 - g1) * target
+        s.v = (1 - g2) * s.v + g2 * target**2
+        return theta - step * ((center(theta) - s.u) / (s.v**0.5 + eps))
+    raise NotImplementedError(kind)
+
+
+# ---- chains ----
+
+
+def temperature(t: int, sweeps: int, hot: float, cold: float) -> float:
+    """A geometric schedule from ``hot`` to ``cold``: 4, 2, 1, say."""
+    return hot * (cold / hot) ** (t / (sweeps - 1)) if sweeps > 1 else cold
+
+
+def soft_minimum(energy: Doubles, heat: float) -> Doubles:
+    """−T log Σ exp(−energy / T) over the first axis; +inf where all are."""
+    low = energy.min(axis=0)
+    base = np.where(np.isinf(low), 0.0, low)
+    with np.errstate(divide="ignore"):
+        return np.asarray(base - heat * np.log(np.exp((base - energy) / heat).sum(axis=0)))
+
+
+def usable_in_forests(lowered: Lowered) -> NDArray[np.bool_]:
+    """Which variables may be in a forest: of binary fields, those with both labels possible."""
+    layout = lowered.layout
+    binary = layout.common == 2 and not (lowered.potts or lowered.factors)
+    if not binary or not layout.n_vars:
+        return np.ones(layout.n_vars, dtype=bool)
+    # the compact kernels take variables with an impossible label out
+    return np.asarray(np.maximum.reduceat(lowered.unary, layout.offsets[:-1]) < np.inf)

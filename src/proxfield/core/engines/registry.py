@@ -22,41 +22,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Engine:
-    """Where the programs of an engine are, and what they run on.
+    """Where the programs of an engine are, and what they run on."""
 
-    Args:
-        module: The module that makes them.
-        maker: Its function, of (lowered, dtype, threads) and, of torch, the device.
-        torch: Whether it computes with torch, on a device that it is told.
-        anywhere: Whether it runs on every device of torch.
-        triton: Whether the field's filters move to the device too, and batches iterate there.
-        plain_chains: Whether chains are those of the reference, which compute the whole gradient
-            for each variable that moves.
-    """
-
-    module: str
-    maker: str
-    torch: bool = False
-    anywhere: bool = False
-    triton: bool = False
+    maker: str  # what makes them, of (lowered, dtype, threads) and, of torch, the device
+    torch: bool = False  # does it compute with torch, on a device that it is told?
+    anywhere: bool = False  # does it run on every device of torch?
+    triton: bool = False  # do filters move to the device too, and batches iterate there?
     plain_chains: bool = False
+    """Whether chains are those of the reference, which compute the whole gradient for each variable
+    that moves."""
 
 
 ENGINES: dict[str, Engine] = {
-    "reference": Engine("proxfield.core.engines.reference", "ReferenceProgram", plain_chains=True),
-    "cpu": Engine("proxfield.core.engines.numba.programs", "compile_cpu"),
-    "cuda": Engine(
-        "proxfield.core.engines.triton.program", "compile_cuda", torch=True, triton=True
-    ),
-    "torch": Engine(
-        "proxfield.core.engines.torch.program",
-        "compile_torch",
-        torch=True,
-        anywhere=True,
-        plain_chains=True,
-    ),
+    "reference": Engine("reference:ReferenceProgram", plain_chains=True),
+    "cpu": Engine("numba.programs:compile_cpu"),
+    "cuda": Engine("triton.program:compile_cuda", torch=True, triton=True),
+    "torch": Engine("torch.program:TorchProgram", torch=True, anywhere=True, plain_chains=True),
 }
-ALL_ENGINES = {**ENGINES, "lazy": Engine("proxfield.core.engines.lazy", "compile_lazy")}
+ALL_ENGINES = {**ENGINES, "lazy": Engine("lazy:compile_lazy")}
 """Also what `infer` chooses by itself, for small fields on the CPU."""
 MAX_SINGLE_ENERGY = 1e37
 """Sum of the sizes of all energies above which float32 is refused: it holds up to 3.4e38."""
@@ -84,9 +67,8 @@ class Placement(NamedTuple):
 def placed(kernels: str) -> Placement:
     """An engine by name, and its device.
 
-    Args:
-        kernels: "cpu", "reference", "cuda", "cuda:1", "torch", "torch:mps" and the like: a set that
-            is named after a device runs there, others on the host unless a device follows.
+    "cpu", "reference", "cuda", "cuda:1", "torch", "torch:mps" and the like: a set that is named
+    after a device runs there, others on the host unless a device follows.
 
     Example:
         >>> placed("reference")
@@ -104,12 +86,7 @@ def placed(kernels: str) -> Placement:
 
 
 def on_host(kernels: str) -> str:
-    """The engine itself where it runs on the host, else the host's own.
-
-    Example:
-        >>> on_host("reference")
-        'reference'
-    """
+    """The engine itself where it runs on the host, else the host's own."""
     return "cpu" if placed(kernels).device.separate else kernels
 
 
@@ -130,10 +107,10 @@ def compile_program(
         )
     if dtype == "float64" and not place.device.has_double:
         place = placed("cpu")
-    found = place.engine
-    where = {"device": place.device.handle()} if found.torch else {}
-    make = getattr(import_module(found.module), found.maker)
-    program: Program = make(lowered, dtype, threads, **where)
+    where = {"device": place.device.handle()} if place.engine.torch else {}
+    module, _, name = place.engine.maker.partition(":")
+    make = getattr(import_module(f"proxfield.core.engines.{module}"), name)
+    program: Program = make(lowered, dtype, threads=threads, **where)
     return program
 
 
@@ -144,18 +121,9 @@ KEPT_BYTES = 1 << 24
 def program_for(
     lowered: Lowered, kernels: str = "cpu", dtype: str = "float64", threads: int | None = None
 ) -> Program:
-    """As `compile_program`, but the same program for the same question from the same thread.
-
-    Example:
-        >>> import proxfield as pf
-        >>> lowered = pf.Field(2, 2).add(pf.Potts([[0, 1]], 1.0)).lower()
-        >>> program_for(lowered) is program_for(lowered)
-        True
-        >>> program_for(lowered) is program_for(lowered, dtype="float32")
-        False
-    """
+    """As `compile_program`, but the same program for the same question from the same thread."""
     key = (threading.get_ident(), kernels, dtype, threads)
-    program = lowered.programs.get(key)
+    program = lowered.programs.used.get(key)
     if program is None:
         program = compile_program(lowered, kernels, dtype, threads)
         held = lowered.unary.nbytes + sum(term.nbytes for term in lowered.terms)

@@ -7,7 +7,6 @@ It follows the class hierarchy. A term without an implementation is computed thr
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from importlib import import_module
 from inspect import getattr_static
 from typing import Any, TypeVar, overload
@@ -31,23 +30,8 @@ SETS = tuple(name for name in ENGINES if name != "reference")
 """Engines with implementations of their own; the reference is the term itself."""
 
 
-@dataclass(frozen=True)
-class Entry:
-    """An implementation, or where to import it from, and the attributes that it replaces."""
-
-    maker: Maker | str
-    replaces: frozenset[str]
-
-    def load(self) -> Maker:
-        """The implementation itself, imported now if it was given by name."""
-        if not isinstance(self.maker, str):
-            return self.maker
-        module, _, name = self.maker.partition(":")
-        maker: Maker = getattr(import_module(module), name)
-        return maker
-
-
-_ENTRIES: dict[tuple[type[Term], str], Entry] = {}
+_ENTRIES: dict[tuple[type[Term], str], tuple[Maker | str, frozenset[str]]] = {}
+"""An implementation, or where to import it from, and the attributes that it replaces."""
 
 
 @overload
@@ -132,7 +116,7 @@ def register(
             raise InputTypeError(
                 f'an implementation is a class, a function or "module:name", not {shown(maker)}'
             )
-        _ENTRIES[term, kernels] = Entry(maker, names)
+        _ENTRIES[term, kernels] = maker, names
         return maker
 
     return put if implementation is None else put(implementation)
@@ -146,32 +130,23 @@ def replaced_by_default(term: type[Term]) -> frozenset[str]:
 
 
 def implementation(term: Term, kernels: str) -> Maker | None:
-    """The implementation of a term on an engine; None: its own methods are to be called.
-
-    Args:
-        term: The term.
-        kernels: "cpu", "cuda" or "torch".
-
-    Example:
-        >>> implementation(Consistency([0, 0, 1]), "cpu") is None
-        True
-    """
+    """The implementation of a term on an engine; None: its own methods are to be called."""
     kind = type(term)
     for base in kind.__mro__:
         entry = _ENTRIES.get((base, kernels))
         if entry is None:
             continue
-        if any(overrides(kind, base, name) for name in entry.replaces):
+        own = (getattr_static(kind, name) is getattr_static(base, name) for name in entry[1])
+        if not all(own):
             return None
-        maker = entry.load()
+        given = entry[0]
+        if isinstance(given, str):
+            module, _, name = given.partition(":")
+            given = getattr(import_module(module), name)
+        maker: Maker = given
         accepts: Callable[[Term], bool] | None = getattr(maker, "accepts", None)
         return maker if accepts is None or accepts(term) else None
     return None
-
-
-def overrides(kind: type, base: type, name: str) -> bool:
-    """Whether a class overrides an attribute of its base."""
-    return getattr_static(kind, name) is not getattr_static(base, name)
 
 
 register(Gaussian, "cpu", "proxfield.core.engines.numba.dense_views:Views")

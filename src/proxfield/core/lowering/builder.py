@@ -10,17 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.core.lowering.merging import (
-    Scoped,
-    Weighted,
-    add_at,
-    band_edges,
-    compact_index,
-    concatenate,
-    deduplicate,
-    merge_edges,
-    merge_scopes,
-)
+from proxfield.core.lowering import merging
+from proxfield.core.lowering.merging import Scoped, Weighted
 from proxfield.core.lowering.reduction import Reduction, Untouched
 from proxfield.core.terms.base import Floats, Ints, Term, largest_finite, offers
 from proxfield.core.terms.factor import Factor
@@ -121,7 +112,7 @@ class Builder:
         for mask, rows in group_rows(masks):
             rows = rest[rows]
             kept = [np.flatnonzero(part) for part in np.split(mask, np.cumsum(shape)[:-1])]
-            used, where = compact_index(index[rows], len(tables))
+            used, where = merging.compact_index(index[rows], len(tables))
             some = tables if used is None else tables[used]
             small = some[np.ix_(np.arange(len(some)), *kept)]
             free = [p for p, labels in enumerate(kept) if len(labels) > 1]
@@ -194,18 +185,14 @@ class Builder:
         for scopes, tables, _ in term.as_tables(self.reduction.full):
             self.add_tables(scopes, tables, np.arange(len(scopes)))
 
-    def add_extra(self, term: Term) -> None:
-        """A term that keeps iterating on its own."""
-        self._weigh(f"energies of {term.name}", term.magnitude(self.reduction.full))
-        self.extras.append(term)
-
     def add_terms(self, terms: Iterable[Term]) -> None:
         """Terms in their order; those that can't be lowered as extras."""
         for term in terms:
             if offers(term, "lower"):
                 term.lower(self.reduction.full, self)
-            else:
-                self.add_extra(term)
+            else:  # it keeps iterating on its own
+                self._weigh(f"energies of {term.name}", term.magnitude(self.reduction.full))
+                self.extras.append(term)
 
     # ---- putting it together ----
 
@@ -226,14 +213,12 @@ class Builder:
             self.constant += float(tables[index].sum())
         elif k == 1:
             at = self.reduction.layout.entries(scopes[:, 0], tables.shape[1])
-            add_at(self.unary, at.ravel(), tables[index].ravel())
+            merging.add_at(self.unary, at.ravel(), tables[index].ravel())
         elif k == 2:
             back = scopes[:, 0] > scopes[:, 1]
-            if not back.any():
-                self._pool(self.pairs, scopes, tables, index)
-                return
             if not back.all():
-                self._pool(self.pairs, scopes[~back], tables, index[~back])
+                some = ~back if back.any() else slice(None)
+                self._pool(self.pairs, scopes[some], tables, index[some])
             if back.any():
                 flipped = np.swapaxes(tables, 1, 2)
                 self._pool(self.pairs, scopes[back][:, ::-1], flipped, index[back])
@@ -242,7 +227,7 @@ class Builder:
 
     @staticmethod
     def _pool(pool: dict, scopes: Ints, tables: Floats, index: Ints) -> None:  # type: ignore[type-arg]
-        used, index = compact_index(index, len(tables))
+        used, index = merging.compact_index(index, len(tables))
         tables = np.ascontiguousarray(tables if used is None else tables[used])
         pool.setdefault(tables.shape[1:], []).append((scopes, tables, index))
 
@@ -252,18 +237,18 @@ class Builder:
 
         factors: list[Factor] = []
         for items in self.pairs.values():
-            scopes, tables, index = merge_scopes(*concatenate(items))
+            scopes, tables, index = merging.merge_scopes(*merging.concatenate(items))
             if not self.plain:
                 scopes, tables, index = self._recognize(scopes, tables, index)
             if len(scopes):
-                factors.append(Factor.trusted(scopes, *deduplicate(tables, index)))
+                factors.append(Factor.trusted(scopes, *merging.deduplicate(tables, index)))
         for items in self.larger.values():
-            scopes, tables, index = merge_scopes(*concatenate(items))
-            factors.append(Factor.trusted(scopes, *deduplicate(tables, index)))
+            scopes, tables, index = merging.merge_scopes(*merging.concatenate(items))
+            factors.append(Factor.trusted(scopes, *merging.deduplicate(tables, index)))
         if self.bands:
-            self.ising += band_edges(self.bands, self.reduction.layout.n_vars)
-        ising = merge_edges(self.ising)
-        potts = merge_edges(self.potts)
+            self.ising += merging.band_edges(self.bands, self.reduction.layout.n_vars)
+        ising = merging.merge_edges(self.ising)
+        potts = merging.merge_edges(self.potts)
         return Lowered(
             reduction=self.reduction,
             constant=self.constant,
@@ -292,8 +277,8 @@ class Builder:
             self.constant += float(constant[which].sum())
             for end, numbers in ((ends[:, 0], h), (ends[:, 1], k)):
                 first, each = offsets[end], numbers[which]
-                add_at(self.unary, first, -each)
-                add_at(self.unary, first + 1, each)
+                merging.add_at(self.unary, first, -each)
+                merging.add_at(self.unary, first + 1, each)
             self.ising.append((ends, coupling[which]))
             if take is None:
                 return scopes[:0], tables, index[:0]
@@ -331,7 +316,7 @@ def group_rows(masks: NDArray[np.bool_]) -> Iterator[tuple[NDArray[np.bool_], In
     """Each row that occurs, in order, with the positions where it does.  # (m, k)"""
     if masks.shape[1] <= 10:  # few kinds can occur: no sorting of many numbers
         code = masks @ (1 << np.arange(masks.shape[1], dtype=np.int64)[::-1])
-        found, kind = compact_index(code, 1 << masks.shape[1])
+        found, kind = merging.compact_index(code, 1 << masks.shape[1])
         if found is None:
             found = np.arange(1 << masks.shape[1])
         kinds = (found[:, None] >> np.arange(masks.shape[1])[::-1]) % 2 == 1

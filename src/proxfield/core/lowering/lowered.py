@@ -12,13 +12,14 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
+from numpy.typing import NDArray
 
 from proxfield.core.lowering.builder import Builder
-from proxfield.core.lowering.merging import compressed_rows
+from proxfield.core.lowering.merging import compressed_rows, group_positions
 from proxfield.core.lowering.reduction import Reduction, Untouched, possible
 from proxfield.core.terms.base import Floats, Ints, Layout, Term, offers
 from proxfield.core.terms.factor import Factor
@@ -32,30 +33,10 @@ if TYPE_CHECKING:
 
 MAX_EXPONENT = 400
 """Of 2, of the largest interaction: beyond, all are scaled before squares are taken."""
-BASE_BYTES = 1 << 18
-"""What even the smallest field takes."""
-SPIN_BYTES = 90
-"""State per entry of a binary field: a state and its copy while kernels warm up, marginals."""
-ENTRY_BYTES = 200
-"""State per entry of any other field."""
-SECOND_ORDER_BYTES = 200
-"""Vectors of the test that tells minima from saddles."""
-LANCZOS_BYTES = 200
-"""Per entry: 25 vectors (of half the length where spins stand for two entries)."""
-CHAIN_BYTES = 40
-"""Per entry and chain: start, marginals, natural parameters and result."""
-EXTRA_BYTES = 50
-"""Per entry, if a term adds its own gradient."""
-REDUCTION_BYTES = 60
-"""Per entry, if variables or labels are taken out: numbers old and new."""
-
-LEAST_BYTES = 16
-"""Per entry of a dense field in float32, a few iterations of one rule, states in place."""
+SMALLEST = 1 << 18
+"""Bytes that even the smallest field takes."""
 MAX_KEPT = 8
 """Maximum number of programs kept per field."""
-
-ProgramKey = tuple[int, str, str, int | None]
-"""Thread, kernels, floating-point type and number of threads of a program."""
 
 
 class ProgramCache:
@@ -68,19 +49,14 @@ class ProgramCache:
     """
 
     def __init__(self) -> None:
-        self.used: WeakValueDictionary[ProgramKey, Program] = WeakValueDictionary()
-        self.kept: dict[ProgramKey, Program] = {}
+        self.used: WeakValueDictionary[Hashable, Program] = WeakValueDictionary()
+        self.kept: dict[Hashable, Program] = {}
         self.lock = Lock()
 
     def __reduce__(self) -> tuple[type[ProgramCache], tuple[()]]:
         return ProgramCache, ()
 
-    def get(self, key: ProgramKey) -> Program | None:
-        """The program, if there is one."""
-        with self.lock:
-            return self.used.get(key)
-
-    def add(self, key: ProgramKey, program: Program, keep: bool) -> None:
+    def add(self, key: Hashable, program: Program, keep: bool) -> None:
         """Remember a program."""
         with self.lock:
             self.used[key] = program
@@ -218,7 +194,10 @@ def lower(layout: Layout, terms: list[Term], evidence: Ints, *, plain: bool = Fa
     if not hard and not (evidence >= 0).any():
         if extras:
             return lower_untouched(layout, terms, plain)
-        if stays_whole(layout, terms):
+        few = layout.cardinalities.min(initial=2) if layout.common is None else layout.common
+        # what a user's own term takes out isn't known before it is asked
+        tame = all(isinstance(t, (Factor, Unary)) or not offers(t, "prune") for t in terms)
+        if few > 1 and tame:
             lowered = lower_untouched(layout, terms, plain, np.dtype(np.float64))
             if not lowered.infeasible:
                 return lowered
@@ -236,14 +215,6 @@ def lower(layout: Layout, terms: list[Term], evidence: Ints, *, plain: bool = Fa
         gone = np.flatnonzero(~keep & (reduction.new_entry >= 0))
         builder.add_unary(gone, np.full(len(gone), np.inf))
     return builder.finish()
-
-
-def stays_whole(layout: Layout, terms: list[Term]) -> bool:
-    """Whether no variable can be removed, judging by numbers of labels and kinds of terms."""
-    few = layout.cardinalities.min(initial=2) if layout.common is None else layout.common
-    several = bool(few > 1)
-    # what a user's own term takes out isn't known before it is asked
-    return several and all(isinstance(t, (Factor, Unary)) or not offers(t, "prune") for t in terms)
 
 
 def lower_untouched(
@@ -324,7 +295,7 @@ def needed_memory(layout: Layout, terms: Sequence[Term], evidence: Ints, chains:
     present = [t for t in terms if not t.omitted]
     if all(offers(t, "lower") for t in present):
         return estimate_memory(layout, terms, evidence, chains)
-    return BASE_BYTES + LEAST_BYTES * layout.size + sum(t.workspace(layout) for t in present)
+    return SMALLEST + 16 * layout.size + sum(t.workspace(layout) for t in present)
 
 
 def estimate_memory(layout: Layout, terms: Sequence[Term], evidence: Ints, chains: int) -> int:
@@ -336,13 +307,83 @@ def estimate_memory(layout: Layout, terms: Sequence[Term], evidence: Ints, chain
         for t in terms
     )
     hard = any(isinstance(t, Factor) and t.hard for t in terms)
-    per_entry = SPIN_BYTES if spins else ENTRY_BYTES
     extras = not all(offers(t, "lower") for t in terms)
-    per_entry += EXTRA_BYTES if extras else 0
-    search = 0 if extras else CHAIN_BYTES * chains
-    if any(t.degree == 2 and not offers(t, "spectrum") for t in terms):
-        search = max(search, LANCZOS_BYTES // 2 if spins else LANCZOS_BYTES)
-    per_entry += max(search, SECOND_ORDER_BYTES)
+    # a state and its copy while kernels warm up, marginals, and the gradients that terms add
+    per_entry = (90 if spins else 200) + (50 if extras else 0)
+    search = 0 if extras else 40 * chains  # start, marginals, natural parameters and result of each
+    if any(t.degree == 2 and not offers(t, "spectrum") for t in terms):  # 25 vectors of Lanczos
+        search = max(search, 100 if spins else 200)  # where spins stand for two entries, half
+    per_entry += max(search, 200)  # or vectors of the test that tells minima from saddles
     if hard or bool((evidence >= 0).any()):
-        per_entry += REDUCTION_BYTES
-    return BASE_BYTES + per_entry * layout.size + sum(t.workspace(layout) for t in terms)
+        per_entry += 60  # numbers old and new, where variables or labels are taken out
+    return SMALLEST + per_entry * layout.size + sum(t.workspace(layout) for t in terms)
+
+
+# ---- induced forests, for moves that sample many variables at once ----
+
+FORESTS = 8
+"""Forests of a field, used in turn."""
+
+
+class FieldGraph(NamedTuple):
+    """Who interacts with whom."""
+
+    row: Ints  # starts of each variable's neighbors by pairwise energies  # (n + 1,)
+    column: NDArray[np.int32]  # each neighbor once
+    member_row: Ints  # starts of each variable's factors over three or more variables  # (n + 1,)
+    member: Ints
+    n_factors: int
+
+
+class Forests(NamedTuple):
+    """Forests one after another."""
+
+    start: Ints  # first entry of each  # (forests + 1,)
+    node: NDArray[np.int32]  # variables, children before their parents
+    above: NDArray[np.int32]  # the parent; −1 at roots
+    edge: Ints  # position of the parent in ``FieldGraph.column``
+    rest: NDArray[np.int32]  # usable variables that are in no forest
+
+
+def graph_of(lowered: Lowered) -> FieldGraph:
+    """The graph of a field whose terms are all lowered to tables."""
+    n = lowered.layout.n_vars
+    pairs = [t.edges for t in (lowered.ising, lowered.potts) if t is not None]
+    pairs += [f.scopes for f in lowered.factors if f.degree == 2]
+    if len(pairs) > 1:  # two kinds of energies may have an edge in common
+        both = np.sort(np.concatenate(pairs), axis=1)
+        key = np.unique(both[:, 0] * n + both[:, 1])
+        pairs = [np.stack([key // n, key % n], axis=1)]
+    row, column, _ = compressed_rows(n, np.concatenate([np.zeros((0, 2), np.int64), *pairs]), [])
+    larger = [f.scopes for f in lowered.factors if f.degree > 2]
+    arity = np.concatenate([np.zeros(0, np.int64), *(np.full(len(s), s.shape[1]) for s in larger)])
+    slots = np.concatenate([np.zeros(0, np.int64), *(s.ravel() for s in larger)])
+    member_row, order = group_positions(slots, n)
+    member = np.repeat(np.arange(len(arity)), arity)[order]
+    return FieldGraph(row, column, member_row, member.astype(np.int64), len(arity))
+
+
+def make_forests(
+    graph: FieldGraph, usable: NDArray[np.bool_], count: int = FORESTS, seed: int = 0
+) -> Forests:
+    """Induced forests; a variable that one doesn't hold comes first in the next.
+
+    Conditioned on everything else, the variables of a forest form trees: they can be sampled
+    exactly, all at once. On sparse graphs every usable variable is in some forest; those of a
+    dense graph (whose forests are small) that are in none are in ``rest``.
+    """
+    from proxfield.core.compiled.graphs import induced_forest
+
+    n = len(usable)
+    covered = np.where(usable, 0, 2).astype(np.int8)
+    taken = np.zeros(graph.n_factors, dtype=np.int8)
+    room = np.empty((3, n), dtype=np.int64)
+    arrays = tuple(np.empty(n, dtype=kind) for kind in (np.int32, np.int32, np.int64))
+    parts = [tuple(array[:0].copy() for array in arrays)]
+    for k in range(count):
+        number = np.uint64(seed * count + k)
+        kept = induced_forest(*graph[:4], taken, covered, number, room, *arrays)
+        parts.append(tuple(array[:kept].copy() for array in arrays))
+    start = np.cumsum([len(node) for node, _, _ in parts])
+    node, above, edge = (np.concatenate(some) for some in zip(*parts, strict=True))
+    return Forests(start, node, above, edge, np.flatnonzero(covered == 0).astype(np.int32))

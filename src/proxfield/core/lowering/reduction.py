@@ -33,17 +33,11 @@ MAX_BITS = 4096
 
 @dataclass(frozen=True)
 class Reduction:
-    """A map from the user's variables and labels to the ones that stay.
+    """A map from the user's variables and labels to the ones that stay."""
 
-    Args:
-        full: The user's layout.
-        keep: Which entries are possible; every variable needs at least one.  # (full.size,)
-        whole: Take nothing out, not even variables with one label.
-    """
-
-    full: Layout
-    keep: NDArray[np.bool_]
-    whole: bool = False
+    full: Layout  # the user's
+    keep: NDArray[np.bool_]  # which entries are possible, one of each variable or more  # (size,)
+    whole: bool = False  # take nothing out, not even variables with one label
 
     @cached_property
     def counts(self) -> Ints:
@@ -129,18 +123,6 @@ class Untouched(Reduction):
     def layout(self) -> Layout:
         return self.full
 
-    @cached_property
-    def untouched(self) -> NDArray[np.bool_]:
-        return np.ones(self.full.n_vars, dtype=bool)
-
-    @cached_property
-    def new_variable(self) -> Ints:
-        return np.arange(self.full.n_vars)
-
-    @cached_property
-    def new_entry(self) -> Ints:
-        return np.arange(self.full.size)
-
     def expand(self, q: Floats) -> NDArray[Any]:
         return q
 
@@ -191,10 +173,11 @@ class Propagation:
     factors: list[Factor]
     keep: NDArray[np.bool_]
 
-    @cached_property
-    def starts(self) -> Ints:
+    def __post_init__(self) -> None:
+        self.starts = np.cumsum([0, *(len(f.scopes) for f in self.factors)])
         """Number of the first scope of each term, and of all scopes.  # (terms + 1,)"""
-        return np.cumsum([0, *(len(f.scopes) for f in self.factors)])
+        self._views = [_FactorView(factor) for factor in self.factors]
+        self._keep = self.keep.view(np.uint8).data
 
     @cached_property
     def incidence(self) -> tuple[Ints, Ints]:
@@ -219,17 +202,15 @@ class Propagation:
             else:
                 first = np.cumsum(count) - count
                 at = np.arange(int(count.sum())) - np.repeat(first - row[changed], count)
-                changed = self._together(np.unique(scope[at]))
-
-    def _together(self, scopes: Ints) -> Ints:
-        """Look at some scopes (in order) at once; returns variables that lost labels."""
-        cuts = np.searchsorted(scopes, self.starts)
-        parts = []
-        for f, begin, end, start in zip(self.factors, cuts, cuts[1:], self.starts, strict=False):
-            if begin < end:
-                rows = scopes[begin:end] - start
-                parts.append(f.unsupported(self.layout, self.keep, rows))
-        return np.unique(np.concatenate(parts))
+                scopes = np.unique(scope[at])  # looked at all at once
+                cuts = np.searchsorted(scopes, self.starts)
+                spans = zip(self.factors, cuts, cuts[1:], self.starts, strict=False)
+                parts = [
+                    f.unsupported(self.layout, self.keep, scopes[begin:end] - start)
+                    for f, begin, end, start in spans
+                    if begin < end
+                ]
+                changed = np.unique(np.concatenate(parts))
 
     def _one_by_one(self, variables: Ints) -> Ints:
         """Round after round of few scopes; returns what to go on with once they are many."""
@@ -256,8 +237,7 @@ class Propagation:
         if view.entries is None:
             rows = np.array([at])
             return [int(v) for v in view.factor.unsupported(self.layout, self.keep, rows)]
-        live = view.allowed(view.index[at])
-        keep, offsets = self._keep, self._offsets
+        live, keep, offsets = view.allowed(view.index[at]), self._keep, self.layout.offsets.data
         degree = len(view.entries)
         mine = [(v, offsets[v]) for v in view.variables[at * degree : (at + 1) * degree]]
         for (_, offset), bits in zip(mine, view.entries, strict=True):
@@ -274,18 +254,6 @@ class Propagation:
                     if v not in lost:
                         lost.append(v)
         return lost
-
-    @cached_property
-    def _views(self) -> list[_FactorView]:
-        return [_FactorView(factor) for factor in self.factors]
-
-    @cached_property
-    def _keep(self) -> memoryview:
-        return self.keep.view(np.uint8).data
-
-    @cached_property
-    def _offsets(self) -> memoryview:
-        return self.layout.offsets.data
 
 
 class _FactorView:

@@ -18,8 +18,7 @@ from proxfield.core.common.records import plain
 from proxfield.core.engines.base import Program
 from proxfield.core.engines.plan import Chains
 from proxfield.core.engines.registry import program_for
-from proxfield.core.lowering.forests import graph_of
-from proxfield.core.lowering.lowered import Lowered, interaction_scale
+from proxfield.core.lowering.lowered import Lowered, graph_of, interaction_scale
 from proxfield.core.solve.forbidden import search_forbidden, spreads
 from proxfield.core.solve.history import Callback, Progress
 from proxfield.core.solve.infer import infer_one

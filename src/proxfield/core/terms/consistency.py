@@ -82,7 +82,21 @@ class Consistency(Term):
         *,
         tables: bool = False,
     ) -> None:
-        members, sizes = _read_segments(segments)
+        if isinstance(segments, (list, tuple)) and any(np.ndim(s) > 0 for s in segments):
+            rows = [as_indices(s, f"segment {k}", 1) for k, s in enumerate(segments)]
+            for k, row in enumerate(rows):
+                if len(np.unique(row)) < len(row):
+                    raise InputError(f"segment {k} names a variable twice: {row.tolist()[:20]}")
+            members = np.concatenate([np.zeros(0, dtype=np.int64), *rows])
+            sizes = np.array([len(row) for row in rows], dtype=np.int64)
+        else:
+            given: Any = segments
+            number = as_indices(given, "segments", 1)
+            if (number < -1).any():
+                raise InputError(f"segments hold {int(number.min())}, expected -1 (none) or more")
+            members = np.argsort(number, kind="stable")
+            members = members[np.searchsorted(number[members], 0) :]
+            sizes = np.bincount(number[members])
         count = len(sizes)
         w = _read_weights(weights)
         if w.ndim > 2 or (w.ndim > 0 and len(w) != count) or (w.ndim == 2 and w.shape[1] == 0):
@@ -290,20 +304,3 @@ def _read_weights(weights: ArrayLike) -> Floats:
     if (out < 0).any():
         raise InputError("consistency weights must be 0 or more (this term attracts)")
     return out
-
-
-def _read_segments(segments: Any) -> tuple[Ints, Ints]:
-    """Either form as members, segment by segment, and the size of each segment."""
-    if isinstance(segments, (list, tuple)) and any(np.ndim(s) > 0 for s in segments):
-        rows = [as_indices(s, f"segment {k}", 1) for k, s in enumerate(segments)]
-        for k, row in enumerate(rows):
-            if len(np.unique(row)) < len(row):
-                raise InputError(f"segment {k} names a variable twice: {row.tolist()[:20]}")
-        members = np.concatenate([np.zeros(0, dtype=np.int64), *rows])
-        return members, np.array([len(row) for row in rows], dtype=np.int64)
-    number = as_indices(segments, "segments", 1)
-    if (number < -1).any():
-        raise InputError(f"segments hold {int(number.min())}, expected -1 (none) or more")
-    members = np.argsort(number, kind="stable")
-    members = members[np.searchsorted(number[members], 0) :]
-    return members, np.bincount(number[members])

@@ -345,18 +345,20 @@ class TabledCooccurrence(LatentCooccurrence):
 def envelope(absent: Floats, weights: Floats) -> tuple[float, NDArray[np.float64]]:
     """min_r ⟨absent·(1 − y) + ½ yᵀ w y⟩_r − H(r) over distributions r of y, and P_r(y_l = 0).
 
-    With more than `MAX_EXACT_CLASSES` undecided y, an upper bound on the minimum.
-
-    Args:
-        absent: What each y_l = 0 costs, 0 or more.  # (m,)
-        weights: What pairs y_a = y_b = 1 cost, 0 or more; symmetric.  # (m, m)
+    With more than `MAX_EXACT_CLASSES` undecided y, an upper bound on the minimum. Costs are 0 or
+    more.  # absent: (m,), weights: (m, m), symmetric
 
     Example:
         >>> e, off = envelope(np.array([0.0, 100.0]), np.array([[0.0, 3.0], [3.0, 0.0]]))
         >>> round(e, 4), off.round(4)  # the second is there, the first may be: −log(1 + e⁻³)
         (-0.0486, array([0.9526, 0.    ]))
     """
-    on, off = _decided(absent, weights)
+    on = off = np.zeros(len(absent), dtype=bool)  # decided, whatever the undecided ones are
+    before = None
+    while before is None or (on != before[0]).any() or (off != before[1]).any():  # both only grow
+        price = weights @ ~off - absent, weights @ on - absent  # of presence: at most, at least
+        before = on, off
+        on, off = on | (price[0] <= -SATURATION_ENERGY), off | (price[1] >= SATURATION_ENERGY)
     left = np.flatnonzero(~(on | off))
     least = float(absent[off].sum() + 0.5 * weights[np.ix_(on, on)].sum())
     out = off.astype(np.float64)
@@ -366,17 +368,6 @@ def envelope(absent: Floats, weights: Floats) -> tuple[float, NDArray[np.float64
         more, out[left] = solve(absent[left], present, weights[np.ix_(left, left)])
         least += more
     return least, out
-
-
-def _decided(absent: Floats, weights: Floats) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Classes that are present, and classes that aren't, whatever the undecided ones are."""
-    on = off = np.zeros(len(absent), dtype=bool)
-    while True:  # both sets only grow
-        price = weights @ ~off - absent, weights @ on - absent  # of presence: at most, at least
-        before = on, off
-        on, off = on | (price[0] <= -SATURATION_ENERGY), off | (price[1] >= SATURATION_ENERGY)
-        if (on == before[0]).all() and (off == before[1]).all():
-            return on, off
 
 
 @lru_cache(maxsize=MAX_EXACT_CLASSES + 1)

@@ -172,11 +172,10 @@ class Factor(Term):
     ) -> NDArray[np.float64]:
         """λ_i = Σ_j max over the other labels of ‖block of the Hessian for i and j‖₂."""
         out = np.zeros(layout.n_vars)
-        k = self.degree
         if self.hard:
             out[self.scopes.ravel()] = np.inf
             return out
-        for a, b in itertools.combinations(range(k), 2):
+        for a, b in itertools.combinations(range(self.degree), 2):
             norms = self.table_norms(a, b, centered=centered, late=late)
             np.add.at(out, self.scopes[:, a], norms[self.index])
             np.add.at(out, self.scopes[:, b], norms[self.index])
@@ -211,9 +210,9 @@ class Factor(Term):
         return int(copies * self.tables.nbytes) + per_slot * len(self.scopes)
 
     def neighbors(self, layout: Layout) -> Ints:
-        k = self.degree
-        pairs = [self.scopes[:, [a, b]] for a in range(k) for b in range(a + 1, k)]
-        return np.concatenate(pairs) if pairs else np.zeros((0, 2), dtype=np.int64)
+        pairs = itertools.combinations(range(self.degree), 2)
+        none = np.zeros((0, 2), dtype=np.int64)
+        return np.concatenate([none, *(self.scopes[:, pair] for pair in map(list, pairs))])
 
     def lower(self, layout: Layout, builder: Builder) -> None:
         builder.add_tables(self.scopes, self.tables, self.index)
@@ -223,12 +222,9 @@ class Factor(Term):
         return self.hard and len(self.unsupported(layout, keep, None)) > 0
 
     def unsupported(self, layout: Layout, keep: NDArray[np.bool_], some: Ints | None) -> Ints:
-        """Clear in ``keep`` the labels that no allowed configuration of a scope supports.
+        """Clear in ``keep`` the labels that no allowed configuration of ``some`` scopes supports.
 
-        some: The scopes to look at, all by default.
-
-        Returns:
-            Variables that lost a label, possibly repeated.
+        Returns variables that lost a label, possibly repeated.
         """
         k = self.degree
         lost = [np.zeros(0, dtype=np.int64)]
@@ -266,16 +262,13 @@ def small_block_norms(tables: Floats, a: int, b: int) -> NDArray[np.float64]:
         rows = [centered_parts(list(row)) for row in moved[:, :, other]]
         block = [centered_parts(list(column)) for column in zip(*rows, strict=True)]
         numbers = [x for column in block for x in column]
-        if not numbers:
-            continue
-        if len(numbers) == 1:
-            norm = np.abs(numbers[0])
-        elif len(numbers) == 2:
-            norm = np.hypot(*numbers)
-        else:
+        if len(numbers) == 4:
             p, r, q, s = numbers
             norm = 0.5 * (np.hypot(p + s, r - q) + np.hypot(p - s, r + q))
-        np.maximum(out, norm, out=out)
+        elif numbers:
+            norm = np.abs(numbers[0]) if len(numbers) == 1 else np.hypot(*numbers)
+        if numbers:
+            np.maximum(out, norm, out=out)
     return out
 
 

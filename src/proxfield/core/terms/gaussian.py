@@ -108,7 +108,11 @@ class Gaussian(Term):
         self.self_message = bool(self_message)
         self.filter_name = filter
         self.first = whole_count(first, "first", 0)
-        compatibility = read_compatibility(compatibility)
+        if isinstance(compatibility, str):
+            if compatibility != "potts":
+                what = f"compatibility={shown(compatibility)}"
+                raise InputError(f"{what}, expected potts, a vector or a matrix")
+            compatibility = None
         self.potts = compatibility is None
         self.matrix: NDArray[np.float64] | None = None
         """weight · μ, without the constant of Potts; None for Potts.  # (labels, labels)"""
@@ -332,24 +336,21 @@ class Gaussian(Term):
             return POINT_BYTES * self.n_points
         if self.features is None or "filter" in vars(self):  # built: it is part of the field
             return POINT_BYTES * self.n_points
-        corners = (self.features.shape[1] + 1) * self.n_points
-        per_vertex = VERTEX_BYTES * lattice_vertices(self.features)
-        return int(POINT_BYTES * self.n_points + CORNER_BYTES * corners + per_vertex)
+        # at most 3 (d + 1) vertices per point (its simplex and what filtering adds around it), and
+        # about those in the points' bounding box, with a volume of (3/2)^(d/2) / √(d + 1) each
+        n, d = self.features.shape
+        span = [float(np.ptp(column)) + 5.0 for column in self.features.T if n]
+        volume = float(1.5 ** (d / 2)) / float(np.sqrt(d + 1))
+        vertices = int(min(3 * (d + 1) * n, 1.2 * float(np.prod(span)) / volume))
+        return int(POINT_BYTES * n + CORNER_BYTES * (d + 1) * n + VERTEX_BYTES * vertices)
 
     def to_arrays(self) -> dict[str, ArrayLike]:
         if self.features is None:
             raise InputError("its features were dropped; build it without drop_features")
-        parts: dict[str, ArrayLike] = {
-            "features": self.features,
-            "weight": self.weight,
-            "normalization": self.normalization,
-            "self_message": self.self_message,
-            "filter": self.filter_name,
-            "first": self.first,
-        }
-        if self.blur is not None:
-            parts["blur"] = self.blur
-        return parts if self.matrix is None else {**parts, "matrix": self.matrix}
+        names = ["features", "weight", "normalization", "self_message", "filter_name", "first"]
+        names += ["blur", "matrix"]
+        parts = {name.removesuffix("_name"): getattr(self, name) for name in names}
+        return {name: part for name, part in parts.items() if part is not None}
 
     @classmethod
     def from_arrays(cls, arrays: Arrays) -> Gaussian:
@@ -375,28 +376,3 @@ class Gaussian(Term):
             yield (np.arange(self.n_points) + self.first)[:, None], own, None
         pairs = np.stack([i, j], axis=1) + self.first
         yield pairs.astype(np.int64), a[i, j][:, None, None] * table, None
-
-
-def read_compatibility(given: ArrayLike | str | None) -> ArrayLike | None:
-    """What was given for μ; None for Potts."""
-    if not isinstance(given, str):
-        return given
-    if given != "potts":
-        raise InputError(f"compatibility={shown(given)}, expected potts, a vector or a matrix")
-    return None
-
-
-def lattice_vertices(features: Floats) -> int:
-    """About how many vertices a permutohedral lattice has at most.  # (n, d)
-
-    At most 3 (d + 1) per point (its simplex and what filtering adds around it), and about those
-    in the points' bounding box: a vertex takes the volume (3/2)^(d/2) / √(d + 1) in units
-    of standard deviations.
-    """
-    n, d = features.shape
-    if n == 0:
-        return 0
-    # one column after another: many times faster than along all at once
-    span = np.array([float(np.ptp(features[:, k])) for k in range(d)]) + 5.0
-    volume = float(1.5 ** (d / 2)) / float(np.sqrt(d + 1))
-    return int(min(3 * (d + 1) * n, 1.2 * float(np.prod(span)) / volume))

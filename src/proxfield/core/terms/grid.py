@@ -23,17 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Shift:
-    """Pairs of pixels p and p + offset of a grid: all of them for which both exist.
+    """Pairs of pixels p and p + offset of a grid: all of them for which both exist."""
 
-    Args:
-        shape: Pixels along each axis; they are numbered in C order.
-        offset: From the first pixel of a pair to the second, along each axis; not all 0.
-        first: The variable of the first pixel.
-    """
-
-    shape: tuple[int, ...]
-    offset: tuple[int, ...]
-    first: int = 0
+    shape: tuple[int, ...]  # pixels along each axis; they are numbered in C order
+    offset: tuple[int, ...]  # from the first pixel of a pair to the second; not all 0
+    first: int = 0  # the variable of the first pixel
 
     @property
     def n_pixels(self) -> int:
@@ -49,8 +43,7 @@ class Shift:
     @property
     def there(self) -> tuple[slice, ...]:
         """The second pixels of all pairs, as slices of the grid."""
-        pairs = zip(self.shape, self.offset, strict=True)
-        return tuple(slice(max(0, o), max(0, n - max(0, -o))) for n, o in pairs)
+        return Shift(self.shape, tuple(-o for o in self.offset)).here
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -212,11 +205,8 @@ class GridPairwise(Term):
     def _norms(self, layout: Layout, *, centered: bool) -> Floats:
         """Sums of the tables' norms at each variable.  # (n_vars,)"""
         s = self.shift
-        alone = Factor.trusted(  # one pair per table
-            np.tile(np.array([[0, 1]]), (len(self.tables), 1)),
-            self.tables,
-            np.arange(len(self.tables)),
-        )
+        count = len(self.tables)
+        alone = Factor.trusted(np.array([[0, 1]] * count), self.tables, np.arange(count))
         norms = self._per_edge(alone.table_norms(0, 1, centered=centered))
         out = np.zeros(layout.n_vars)
         grid = out[self.first : self.first + s.n_pixels].reshape(self.shape)

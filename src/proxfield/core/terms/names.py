@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import index
@@ -34,11 +34,8 @@ class Names:
     def read(cls, names: Any, label_names: Any, cardinalities: Sequence[int] | Any) -> Names | None:
         """Names as a user gives them, checked against the numbers of labels; None if none is given.
 
-        Args:
-            names: One per variable, or None.
-            label_names: A list of names for all variables, a list of such lists with one per
-                variable, or None.
-            cardinalities: Labels per variable.
+        ``names`` has one per variable; ``label_names`` is a list of names for all variables, or a
+        list of such lists with one per variable.
         """
         if names is None and label_names is None:
             return None
@@ -98,13 +95,13 @@ def find_variable(names: Names | None, n_vars: int, key: object) -> int:
                 f"no variable is named {shown(key)}, expected one of: {listed(names.variables)}"
             )
         return names.number[key]
-    return _number(key, n_vars, lambda: (f"variable {shown(key)}", "there is no variable"))
+    return _number(key, n_vars, f"variable {shown(key)}", "there is no variable")
 
 
 def find_label(names: Names | None, variable: int, n_labels: int, key: object) -> int:
     """The number of a variable's label given by number or name, checked."""
+    here = (names or Names()).show(variable)
     if isinstance(key, str):
-        here = (names or Names()).show(variable)
         known = None if names is None else names.labels(variable)
         if known is None:
             raise InputError(f"label {shown(key)} of {here}, but its labels have no names")
@@ -112,21 +109,17 @@ def find_label(names: Names | None, variable: int, n_labels: int, key: object) -
             raise InputError(f"{here} has no label {shown(key)}, expected one of: {listed(known)}")
         return known.index(key)
 
-    def words() -> tuple[str, str]:
-        here = (names or Names()).show(variable)
-        return f"label {shown(key)} of {here}", f"{here} has label"
-
-    return _number(key, n_labels, words)
+    return _number(key, n_labels, f"label {shown(key)} of {here}", f"{here} has label")
 
 
-def _number(key: object, count: int, words: Callable[[], tuple[str, str]]) -> int:
-    """A number from 0 to ``count`` − 1; ``words`` name what isn't one, and one that is beyond."""
+def _number(key: object, count: int, what: str, beyond: str) -> int:
+    """A number from 0 to ``count`` − 1; ``what`` and ``beyond`` name others."""
     try:
         number = index(key)  # type: ignore[arg-type]  # anything else raises
     except TypeError:
-        raise InputError(f"{words()[0]}, expected a whole number or a name") from None
+        raise InputError(f"{what}, expected a whole number or a name") from None
     if not 0 <= number < count:
-        raise InputError(f"{words()[1]} {number}, expected 0 to {count - 1}")
+        raise InputError(f"{beyond} {number}, expected 0 to {count - 1}")
     return number
 
 
@@ -145,12 +138,9 @@ def listed(names: Iterable[str], longest: int = LONGEST_LIST) -> str:
 
 
 def _list(values: Any, what: str) -> list[Any]:
-    if isinstance(values, str | bytes):
+    if isinstance(values, str | bytes) or not hasattr(values, "__iter__"):
         raise InputError(f"{what}={shown(values)}, expected a list of names")
-    try:
-        return list(values)
-    except TypeError:
-        raise InputError(f"{what}={shown(values)}, expected a list of names") from None
+    return list(values)
 
 
 def _texts(values: Any, what: str) -> tuple[str, ...]:
@@ -158,12 +148,10 @@ def _texts(values: Any, what: str) -> tuple[str, ...]:
     for name in given:
         if not isinstance(name, str):
             raise InputError(f"{what} hold {shown(name)}, expected text")
-    return tuple(str(name) for name in given)
+    return tuple(map(str, given))
 
 
 def _distinct(names: Sequence[str], message: str) -> None:
-    if len(set(names)) == len(names):
-        return
     seen: set[str] = set()
     for name in names:
         if name in seen:

@@ -193,15 +193,12 @@ class BandedIsing(Ising):
     """Couplings J·s_i·s_j between variables at a few distances j − i, as on grids.
 
     Edges are listed only when something asks for them.
-
-    Args:
-        distances: Ascending, positive.  # (D,)
-        padded: 4 J of i and i + distance at [d, pad + i], 0 without a coupling, where pad is the
-            largest distance.  # (D, n + 2 pad)
     """
 
-    distances: Ints
+    distances: Ints  # ascending, positive  # (D,)
     padded: Floats
+    """4 J of i and i + distance at [d, pad + i], 0 without a coupling, where pad is the largest
+    distance.  # (D, n + 2 pad)"""
 
     def __init__(self, distances: Ints, padded: Floats) -> None:
         object.__setattr__(self, "distances", distances)

@@ -42,14 +42,15 @@ class BinaryPack(NamedTuple):
 
 
 class BinaryArrays(NamedTuple):
-    """The state. ``v`` is two buffers, padded with 0 so that diagonals need no bounds."""
+    """The state, named as in `GeneralArrays`: ``q`` is v in two buffers, padded with 0 so that
+    diagonals need no bounds, and ``theta`` is a."""
 
-    v: Floats  # (2, n + 2 pad)
-    a: Floats  # (n,)
+    q: Floats  # (2, n + 2 pad)
+    theta: Floats  # (n,)
     g: Floats
-    first: Floats  # moments
-    second: Floats
-    a_before: Floats  # before the last update, for the safeguard
+    u: Floats  # moments
+    v: Floats
+    theta_before: Floats  # before the last update, for the safeguard
     g_before: Floats
 
 
@@ -133,15 +134,15 @@ def move_block(
     motion: Motion, st: BinaryArrays, g: Floats, old: Floats, i0: int, i1: int, redo: bool
 ) -> None:
     """New ``a`` of one block, if θ moves; ``g`` and ``old`` are the block's."""
-    a, first, second = st.a[i0:i1], st.first[i0:i1], st.second[i0:i1]
+    a, first, second = st.theta[i0:i1], st.u[i0:i1], st.v[i0:i1]
     step, inverse, beta = motion.step[i0:i1], motion.inverse[i0:i1], motion.beta
     n = i1 - i0
     if redo:  # again from where the last step started
-        keep_a, keep_g, step = st.a_before[i0:i1], st.g_before[i0:i1], motion.fallback[i0:i1]
+        keep_a, keep_g, step = st.theta_before[i0:i1], st.g_before[i0:i1], motion.fallback[i0:i1]
         for k in range(n):
             a[k] = keep_a[k] - step[k] * (keep_a[k] - beta * keep_g[k])
     elif motion.adaptive:  # a proximal step
-        keep_a, keep_g = st.a_before[i0:i1], st.g_before[i0:i1]
+        keep_a, keep_g = st.theta_before[i0:i1], st.g_before[i0:i1]
         for k in range(n):
             keep_a[k] = a[k]
             keep_g[k] = g[k]
@@ -186,8 +187,8 @@ def block_mean(kind: Kind, others: BlockMean) -> BlockMean:
         """Returns as `update_block` does."""
         if motion.kind != number:
             return others(pack, motion, st, g, old, new, i0, i1)
-        a, step, inverse = st.a[i0:i1], motion.step[i0:i1], motion.inverse[i0:i1]
-        first, second = st.first[i0:i1], st.second[i0:i1]
+        a, step, inverse = st.theta[i0:i1], motion.step[i0:i1], motion.inverse[i0:i1]
+        first, second = st.u[i0:i1], st.v[i0:i1]
         rates = rates_of(motion)
         entropy, change, twice = 0.0, 0, 0
         clamp_block(pack, g, i0, i1)  # whose target is where they are: no change
@@ -252,7 +253,7 @@ def update_block(
     if motion.mean:
         return mean_kinds(pack, motion, st, g, before, after, i0, i1)
     move_block(motion, st, g, before, i0, i1, redo)
-    a = st.a[i0:i1]
+    a = st.theta[i0:i1]
     clamp_block(pack, a, i0, i1)
     scale = motion.inverse[i0:i1]
     if redo or motion.adaptive:
@@ -310,13 +311,13 @@ def log_first(pack: BinaryPack, st: BinaryArrays, phase: int, natural: bool, out
     """log q_i(0) of each variable, by ``a`` where that says all about it.  # (n,)"""
     if natural:
         for i in range(len(out)):
-            a = np.float64(st.a[i])
+            a = np.float64(st.theta[i])
             num, den = exp_ratio(-abs(a))
             value = (a if a < 0.0 else 0.0) - log1m(num / (num + den))
             out[i] = LOG_SMALLEST if value < LOG_SMALLEST else value
     else:
         for i in range(len(out)):
-            q = 0.5 - np.float64(st.v[phase, pack.pad + i])
+            q = 0.5 - np.float64(st.q[phase, pack.pad + i])
             out[i] = max(LOG_SMALLEST, np.log(max(q, 1e-30)))
 
 

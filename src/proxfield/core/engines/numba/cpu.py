@@ -10,72 +10,36 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.core.common.arrays import Array, Doubles, Floats, Ints
+from proxfield.core.compiled import jit
 from proxfield.core.compiled.graphs import induced_forest
-from proxfield.core.compiled.jit import (
-    PARALLEL_WORK,
-    ParallelKernel,
-    max_threads,
-    note_ready,
-    thread_count,
-)
-from proxfield.core.engines.base import (
-    Program,
-    Rows,
-    State,
-    residual_of,
-    rounding_of,
-    slack,
-    softmax,
-)
-from proxfield.core.engines.numba import chains, loops
+from proxfield.core.engines import base
+from proxfield.core.engines import plan as plans
+from proxfield.core.engines.base import Program, Rows, State
+from proxfield.core.engines.numba import chains, general_chains, loops
+from proxfield.core.engines.numba import pack as packing
 from proxfield.core.engines.numba.binary import BinaryPack
-from proxfield.core.engines.numba.binary_chains import BinaryForests
 from proxfield.core.engines.numba.chains import BLOCK, Cooling
 from proxfield.core.engines.numba.general import GeneralArrays, GeneralPack
-from proxfield.core.engines.numba.general_chains import (
-    DrawRoom,
-    GeneralForests,
-    draw_general,
-    pack_general_forests,
-)
-from proxfield.core.engines.numba.general_moves import Energies, energies_of
 from proxfield.core.engines.numba.kinds import Motion
-from proxfield.core.engines.numba.pack import CHUNK, pack_general
-from proxfield.core.engines.numba.terms import CpuTerm, VisitingSweeps, add_gradients, on_cpu
-from proxfield.core.engines.plan import (
-    SMALLEST_STEP,
-    Chains,
-    Custom,
-    Explored,
-    Order,
-    Plan,
-    Search,
-    Update,
-)
 from proxfield.core.engines.reference import TINY, ReferenceState, usable_in_forests
-from proxfield.core.lowering.forests import FORESTS, FieldGraph, graph_of, make_forests
-from proxfield.core.lowering.lowered import Lowered
+from proxfield.core.lowering.lowered import FORESTS, FieldGraph, Lowered, graph_of, make_forests
 
 DESCENT = "descend"
 """A kind of work: `Program.descend`."""
 
 
-def kind_of(plan: Plan) -> str:
-    """A kind of work by its plan: those of a kind share kernels.
-
-    Example:
-        >>> kind_of(Order(np.arange(3)))
-        'Order'
-    """
-    if isinstance(plan, Update) and plan.search is not None:
+def kind_of(plan: plans.Plan) -> str:
+    """A kind of work by its plan ("Order", say): those of a kind share kernels."""
+    if isinstance(plan, plans.Update) and plan.search is not None:
         return "Search"
-    if isinstance(plan, Order) and plan.starts is not None:
+    if isinstance(plan, plans.Order) and plan.starts is not None:
         return "Colors"
     return type(plan).__name__
 
@@ -88,7 +52,7 @@ def family(program: type[Program], dtype: str, work: str) -> str:
 def note_compiled(program: Program, work: str) -> None:
     """Remember that a program's kernels for a kind of work are compiled, if its field is small."""
     if not (program.parallel or program.lowered.extras):
-        note_ready(family(type(program), program.dtype.name, work))
+        jit.note_ready(family(type(program), program.dtype.name, work))
 
 
 @dataclass
@@ -127,7 +91,7 @@ class CpuState:
 class CpuProgram(Program):
     """Any field."""
 
-    marginal_chains: ParallelKernel = chains.general_chains
+    marginal_chains: jit.ParallelKernel = chains.general_chains
     """Cools marginals, and polishes."""
     constant: float
     n_blocks: int
@@ -141,12 +105,14 @@ class CpuProgram(Program):
         self.lowered = lowered
         self.layout = lowered.layout
         self.dtype = np.dtype(dtype)
-        self.threads = max_threads() if threads is None else max(1, min(threads, max_threads()))
+        self.threads = (
+            jit.max_threads() if threads is None else max(1, min(threads, jit.max_threads()))
+        )
         self._build()
 
     def _build(self) -> None:
         """Pack the field."""
-        self.pack, self.constant = pack_general(self.lowered, self.dtype)
+        self.pack, self.constant = packing.pack_general(self.lowered, self.dtype)
         self.sweep_pack = self.pack
         self._own_unary: Floats = np.zeros(0, dtype=self.dtype)
         self.n_blocks = len(self.pack.block) - 1
@@ -161,14 +127,14 @@ class CpuProgram(Program):
         return (pack, None) if isinstance(pack, BinaryPack) else (None, pack)
 
     @cached_property
-    def extras(self) -> list[CpuTerm]:
+    def extras(self) -> list[packing.CpuTerm]:
         """Terms that can't be lowered."""
-        return [on_cpu(t, self.layout, self.dtype) for t in self.lowered.extras]
+        return [packing.on_cpu(t, self.layout, self.dtype) for t in self.lowered.extras]
 
     @property
     def parallel(self) -> bool:
         """Whether the field is large enough for several threads."""
-        return self.threads > 1 and self.work >= PARALLEL_WORK
+        return self.threads > 1 and self.work >= jit.PARALLEL_WORK
 
     # ---- states ----
 
@@ -190,18 +156,12 @@ class CpuProgram(Program):
 
     def _buffer(self, s: CpuState) -> Floats:
         """The marginals in use, in the kernels' own layout."""
-        buffer: Floats = s.arrays.q[s.phase]
-        return buffer
-
-    def _natural(self, s: CpuState) -> Floats:
-        """The natural parameters, in the kernels' own layout."""
-        theta: Floats = s.arrays.theta
-        return theta
+        return np.asarray(s.arrays.q[s.phase])
 
     def _set(self, s: CpuState, theta: Floats) -> None:
         """Take natural parameters in the flat layout."""
         s.arrays.theta[:] = theta
-        self._buffer(s)[:] = softmax(self.layout.owner, self.layout.offsets, theta)
+        self._buffer(s)[:] = base.softmax(self.layout.owner, self.layout.offsets, theta)
 
     def _theta(self, s: CpuState) -> Doubles:
         """Natural parameters in the flat layout."""
@@ -215,21 +175,20 @@ class CpuProgram(Program):
         """Take natural parameters and moments in the flat layout; marginals stay as they are."""
         s.arrays.theta[:], s.arrays.u[:], s.arrays.v[:] = before.theta, before.u, before.v
 
-    def resumed(self, before: ReferenceState, plan: Plan) -> CpuState:
+    def resumed(self, before: ReferenceState, plan: plans.Plan) -> CpuState:
         """The state of a run in numpy, to go on with a plan from there."""
         s: CpuState = self.start(before.q).arrays
-        self._take_moments(s, before, isinstance(plan, Update) and plan.kind.centered)
+        self._take_moments(s, before, isinstance(plan, plans.Update) and plan.kind.centered)
         s.size = before.size
         return s
 
     def set_unary(self, energies: Array, at: Ints | None = None) -> None:
         self.version += 1
-        self._write_unary(energies, at)
+        Program.set_unary(self, energies, at)
         if self.pack.unary is not self._own_unary:  # it may be the array of the field
             self._own_unary = self.lowered.unary.astype(self.dtype)
             self.pack = self.sweep_pack = self.pack._replace(unary=self._own_unary)
         self._own_unary[slice(None) if at is None else at] = energies
-        vars(self).pop("_energies", None)
 
     def _present(self, state: State) -> CpuState:
         """The state's arrays, without numbers that belong to other unary energies."""
@@ -240,17 +199,14 @@ class CpuProgram(Program):
 
     # ---- energies ----
 
-    def _entropies(self, s: CpuState, out: Doubles) -> float:
-        """Entropy of each variable into ``out``; returns the sum."""
-        return float(loops.entropies(*self._fields(self.pack), s.arrays, s.phase, out))
-
     def _evaluate(self, s: CpuState, entropy: float | None = None) -> float:
         """F of the buffer in use, whose entropy may be known; its gradient is left in ``g``."""
         fields = self._fields(self.pack)
         if not self.lowered.extras and (self.parallel or entropy is not None):
             parts = np.zeros((self.n_blocks, 4))
-            with thread_count(self.threads):
-                self._gradient(s, parts)
+            with jit.thread_count(self.threads):
+                self._send(s)
+                loops.see_parallel(*fields, s.arrays, s.phase, parts)
                 if entropy is None:
                     loops.entropy_parallel(*fields, s.arrays, s.phase, parts)
             energy, found = float(parts[:, 0].sum()), float(parts[:, 1].sum())
@@ -261,27 +217,22 @@ class CpuProgram(Program):
         extra = self._add_extras(s)  # their gradient counts whether or not F is finite
         return np.inf if s.pending else float(self.constant + energy + extra - entropy)
 
-    def _gradient(self, s: CpuState, parts: Doubles) -> None:
-        """The gradient of the buffer in use, over threads."""
-        self._send(s)
-        loops.see_parallel(*self._fields(self.pack), s.arrays, s.phase, parts)
-
     def _send(self, s: CpuState) -> None:
         """Messages of tables over three or more variables, over threads."""
-        if len(self.pack.factor_start):
+        if isinstance(self.pack, GeneralPack) and len(self.pack.factor_start):
             loops.send_parallel(self.pack, s.arrays, s.phase)
 
     def _add_extras(self, s: CpuState) -> float:
         """Add the gradient of terms without a kernel to ``g``; return their energy."""
         if not self.lowered.extras:
             return 0.0
-        return add_gradients(self.extras, self.marginals(State(s)), s.arrays.g)
+        return packing.add_gradients(self.extras, self.marginals(State(s)), s.arrays.g)
 
     def free_energy(self, state: State) -> float:
         s = self._present(state)
         if s.known.f is not None:  # a rule that looks at F has just evaluated it
             return s.known.f
-        with thread_count(self.threads):
+        with jit.thread_count(self.threads):
             return self._evaluate(s)
 
     def gradient(self, q: Floats) -> Doubles:
@@ -291,18 +242,18 @@ class CpuProgram(Program):
 
     def residual(self, state: State) -> tuple[float, float]:
         s: CpuState = state.arrays
-        with thread_count(self.threads):
+        with jit.thread_count(self.threads):
             self._evaluate(s)
         q, g, unary = self.marginals(state), self._flat_gradient(s), self.lowered.unary
-        return residual_of(self.layout, q, g, unary), rounding_of(q, g, unary, self.dtype)
+        return base.residual_of(self.layout, q, g, unary), base.rounding_of(q, g, unary, self.dtype)
 
     # ---- updates ----
 
-    def build_for(self, plan: Plan | None) -> None:
-        if self.sweepable and (plan is None or isinstance(plan, Order)):
+    def build_for(self, plan: plans.Plan | None) -> None:
+        if self.sweepable and (plan is None or isinstance(plan, plans.Order)):
             _ = self.sweep_pack
 
-    def warm_up(self, plan: Plan, state: State, trace: bool) -> None:
+    def warm_up(self, plan: plans.Plan, state: State, trace: bool) -> None:
         super().warm_up(plan, state, trace)
         note_compiled(self, kind_of(plan))
 
@@ -313,8 +264,10 @@ class CpuProgram(Program):
         kinds = self.pack.agree_column, self.pack.table_column, self.pack.factor_start
         return (*super().kernel_key(), *(len(kind) > 0 for kind in kinds))
 
-    def advance(self, state: State, plan: Plan, n: int, tol: float, trace: bool) -> Rows:
+    def advance(self, state: State, plan: plans.Plan, n: int, tol: float, trace: bool) -> Rows:
         s = self._present(state)
+        if isinstance(plan, plans.Order):
+            self.need_visits(plan)
         if s.pending and n > 1:  # the first update clears impossible labels; F exists from then on
             first = self.advance(state, plan, 1, tol, trace)
             rest = self.advance(state, plan, n - 1, tol, trace)
@@ -323,37 +276,44 @@ class CpuProgram(Program):
                 np.concatenate([first.change, rest.change]),
                 rest.period2,
             )
-        averages = isinstance(plan, Update) and plan.kind.averages_marginals
+        averages = isinstance(plan, plans.Update) and plan.kind.averages_marginals
         s.natural = n > 0 and not averages
-        with thread_count(self.threads):
-            if isinstance(plan, Update):
+        with jit.thread_count(self.threads):
+            if isinstance(plan, plans.Update):
                 rows = self._advance_update(s, plan, n, tol, trace or plan.watches)
-            elif isinstance(plan, Order):
+            elif isinstance(plan, plans.Order) and not self.lowered.extras:
                 rows = self._advance_order(s, plan, n, tol)
             else:
-                rows = self._advance_custom(state, plan, n, tol)
+                rows = self._advance_in_python(state, plan, n, tol)
         if s.pending and n > 0:
             rows.free_energy[:] = np.inf
             s.pending = False
             s.known = Known()
         return rows
 
-    kept_motion: tuple[Update, bool, Motion] | None = None
+    kept_motion: tuple[plans.Update, bool, Motion] | None = None
     """The last plan's numbers: a program may be asked for one update after another."""
 
-    def _motion(self, plan: Update, trace: bool) -> Motion:
+    def _motion(self, plan: plans.Update, trace: bool) -> Motion:
         kept = self.kept_motion
         if kept is None or kept[0] is not plan or kept[1] != trace:
             kept = self.kept_motion = plan, trace, motion_of(plan, trace, self.dtype)
         return kept[2]
 
-    def _advance_update(self, s: CpuState, plan: Update, n: int, tol: float, trace: bool) -> Rows:
+    def _advance_update(
+        self, s: CpuState, plan: plans.Update, n: int, tol: float, trace: bool
+    ) -> Rows:
         before = s.forget()
         entropy, f = before.entropy, before.f if before.gradient else None
         if plan.watches and (f is None or entropy is None):
             f, entropy = self._evaluate(s), s.known.entropy
+        elif entropy is None and self.parallel and not self.lowered.extras:
+            parts = np.zeros((self.n_blocks, 4))
+            loops.entropy_parallel(*self._fields(self.pack), s.arrays, s.phase, parts)
+            entropy = float(parts[:, 1].sum())
         elif entropy is None:
-            entropy = self._entropy(s)
+            h = np.zeros(self.layout.n_vars)
+            entropy = float(loops.entropies(*self._fields(self.pack), s.arrays, s.phase, h))
         assert entropy is not None
         motion = self._motion(plan, trace)
         energies, changes = np.full(n, np.nan), np.full(n, np.nan)
@@ -372,14 +332,6 @@ class CpuProgram(Program):
         watched = plan.watches
         s.known = Known(entropy if trace else None, f if watched else None, gradient=watched)
         return Rows(energies[:done] if trace else np.full(done, np.nan), changes[:done], twice)
-
-    def _entropy(self, s: CpuState) -> float:
-        """H of the buffer in use, without the energy."""
-        if self.parallel and not self.lowered.extras:
-            parts = np.zeros((self.n_blocks, 4))
-            loops.entropy_parallel(*self._fields(self.pack), s.arrays, s.phase, parts)
-            return float(parts[:, 1].sum())
-        return self._entropies(s, np.zeros(self.layout.n_vars))
 
     def _plain_steps(
         self, s: CpuState, motion: Motion, tol: float, entropy: float, energies: Doubles,
@@ -404,7 +356,7 @@ class CpuProgram(Program):
         return len(changes), entropy, twice
 
     def _watched_steps(
-        self, s: CpuState, motion: Motion, search: Search | None, tol: float, f: float,
+        self, s: CpuState, motion: Motion, search: plans.Search | None, tol: float, f: float,
         entropy: float, energies: Doubles, changes: Doubles,
     ) -> tuple[int, float, float, float]:  # fmt: skip
         """One update at a time, made again from where it began if F rose: with a smaller step
@@ -427,7 +379,7 @@ class CpuProgram(Program):
         return len(changes), entropy, twice, f
 
     def _trials(
-        self, s: CpuState, motion: Motion, search: Search | None
+        self, s: CpuState, motion: Motion, search: plans.Search | None
     ) -> Iterator[tuple[Motion, bool, bool]]:
         """Ways to make an update, one after another: with which numbers, whether with the
         certified step, and whether this is the last way. Where it goes on, F has risen."""
@@ -435,15 +387,15 @@ class CpuProgram(Program):
             yield motion, False, False
             yield motion, True, True
             return
-        theta, g = self._natural(s).copy(), s.arrays.g.copy()
+        theta, g = s.arrays.theta.copy(), s.arrays.g.copy()
         size = search.first if s.size is None else s.size
         while True:
             s.size = min(search.largest, size * search.growth)  # of the next update
             step = np.full_like(motion.step, size)
             inverse = np.full_like(motion.step, 1.0 / size)
             trial = motion._replace(step=step, inverse=inverse, flat=size)
-            yield trial, False, size <= SMALLEST_STEP
-            self._natural(s)[:], s.arrays.g[:] = theta, g
+            yield trial, False, size <= plans.SMALLEST_STEP
+            s.arrays.theta[:], s.arrays.g[:] = theta, g
             size *= search.shrinkage
 
     def _move(self, s: CpuState, motion: Motion, redo: bool) -> tuple[float, float, float]:
@@ -457,25 +409,30 @@ class CpuProgram(Program):
         """`_move` of the variables in a pack; entropies are added up one by one, or in pairs."""
         blocks = self.n_blocks if isinstance(pack, BinaryPack) else len(pack.block) - 1
         parts = np.zeros((blocks, 4))
-        with thread_count(self.threads if self.parallel or not one_by_one else 1):
+        with jit.thread_count(self.threads if self.parallel or not one_by_one else 1):
             loops.move_parallel(*self._fields(pack), s.arrays, motion, s.phase, redo, parts)
         return totals(parts, one_by_one)[1:]
 
-    def _advance_order(self, s: CpuState, plan: Order, n: int, tol: float) -> Rows:
-        self.need_visits(plan)
-        if self.lowered.extras:
-            return self._advance_by_visits(s, plan, n, tol)
+    def _advance_order(self, s: CpuState, plan: plans.Order, n: int, tol: float) -> Rows:
         before = s.forget()
         f, h = before.carried, before.entropies
         if f is None or h is None:  # else carried on: chunks must not show in the bits
             f, h = self._evaluate(s), np.zeros(self.layout.n_vars)
-            self._entropies(s, h)
+            loops.entropies(*self._fields(self.pack), s.arrays, s.phase, h)
         energies, changes = np.full(n, np.nan), np.full(n, np.nan)
         done = 0
         if plan.starts is not None and self.parallel:
             for done in range(1, n + 1):
                 energies[done - 1] = f
-                delta, changes[done - 1] = self._color_sweep(s, h, plan)
+                delta, changes[done - 1] = 0.0, 0.0
+                for a, b in pairwise(plan.starts):
+                    parts = np.zeros((-(-int(b - a) // loops.GROUP), 2))
+                    loops.sweep_color(
+                        *self._fields(self.sweep_pack), self._buffer(s), s.arrays.theta, h,
+                        plan.variables[a:b], plan.inverse_temperature, parts,
+                    )  # fmt: skip
+                    delta += float(parts[:, 0].sum())
+                    changes[done - 1] = max(changes[done - 1], parts[:, 1].max(initial=0.0))
                 f += delta
                 if changes[done - 1] <= tol:
                     break
@@ -484,65 +441,44 @@ class CpuProgram(Program):
             if plan.shuffle is not None and n > 0:
                 order = np.stack([plan.shuffle.permutation(plan.variables) for _ in range(n)])
             done, f = loops.sweep(
-                *self._fields(self.sweep_pack), self._buffer(s), self._natural(s), h, order, tol,
+                *self._fields(self.sweep_pack), self._buffer(s), s.arrays.theta, h, order, tol,
                 plan.inverse_temperature, f, energies, changes,
             )  # fmt: skip
         s.known = Known(float(h.sum()), entropies=h, carried=float(f))
         return Rows(energies[:done], changes[:done])
 
-    def _advance_by_visits(self, s: CpuState, plan: Order, n: int, tol: float) -> Rows:
-        """Sweeps where terms aren't lowered: one Python call per variable and term."""
-        energies, changes = np.full(n, np.nan), np.full(n, np.nan)
-        k = -1
-        for k in range(n):
-            energies[k] = self._evaluate(s)
-            q = self.marginals(State(s))
-            old = q.copy()
-            order = plan.variables
-            if plan.shuffle is not None:
-                order = plan.shuffle.permutation(order)
-            self.visiting.sweep(q, order, plan.inverse_temperature)
-            with np.errstate(divide="ignore"):
-                self._set(s, -np.log(q))
-            changes[k] = float(np.abs(q - old).max(initial=0.0))
-            if not changes[k] > tol:
-                break
-        s.forget()
-        return Rows(energies[: k + 1], changes[: k + 1])
-
     @cached_property
-    def visiting(self) -> VisitingSweeps:
+    def visiting(self) -> packing.VisitingSweeps:
         """Sweeps of a field with terms that aren't lowered."""
-        return VisitingSweeps(self.lowered, self.extras)
+        return packing.VisitingSweeps(self.lowered, self.extras)
 
-    def _color_sweep(self, s: CpuState, h: Doubles, plan: Order) -> tuple[float, float]:
-        assert plan.starts is not None
-        delta, change = 0.0, 0.0
-        for a, b in zip(plan.starts[:-1], plan.starts[1:], strict=True):
-            parts = np.zeros((-(-int(b - a) // loops.GROUP), 2))
-            loops.sweep_color(
-                *self._fields(self.sweep_pack), self._buffer(s), self._natural(s), h,
-                plan.variables[a:b], plan.inverse_temperature, parts,
-            )  # fmt: skip
-            delta += float(parts[:, 0].sum())
-            change = max(change, float(parts[:, 1].max(initial=0.0)))
-        return delta, change
-
-    def _advance_custom(self, state: State, plan: Custom, n: int, tol: float) -> Rows:
+    def _advance_in_python(
+        self, state: State, plan: plans.Order | plans.Custom, n: int, tol: float
+    ) -> Rows:
+        """Iterations by a user's function, or sweeps where terms aren't lowered: one Python call
+        per variable and term."""
         s: CpuState = state.arrays
         s.forget()
         energies, changes, period2 = [], [], np.inf
         for _ in range(n):
             energies.append(self._evaluate(s))
             q = self.marginals(state)
-            theta = plan.function(self._theta(s), q, self._flat_gradient(s), state.memory)
-            self._set(s, theta)
-            new = self.marginals(state)
-            moved = float(np.abs(new - q).max(initial=0.0)) / plan.step
+            if isinstance(plan, plans.Custom):
+                theta = plan.function(self._theta(s), q, self._flat_gradient(s), state.memory)
+                self._set(s, theta)
+                new = self.marginals(state)
+                earlier, state.earlier = state.earlier, q
+                back = np.inf if earlier is None else np.abs(new - earlier).max(initial=0.0)
+                period2 = float(back) / plan.step
+            else:
+                new, order = q.copy(), plan.variables
+                if plan.shuffle is not None:
+                    order = plan.shuffle.permutation(order)
+                self.visiting.sweep(new, order, plan.inverse_temperature)
+                with np.errstate(divide="ignore"):
+                    self._set(s, -np.log(new))
+            moved = float(np.abs(new - q).max(initial=0.0)) / getattr(plan, "step", 1.0)
             changes.append(moved if np.isfinite(new).all() else np.nan)
-            earlier, state.earlier = state.earlier, q
-            back = np.inf if earlier is None else float(np.abs(new - earlier).max(initial=0.0))
-            period2 = back / plan.step
             if not changes[-1] > tol:
                 break
         s.forget()
@@ -554,7 +490,7 @@ class CpuProgram(Program):
         s: CpuState = state.arrays
         order = np.arange(self.layout.n_vars)[None]
         loops.sweep(
-            *self._fields(self.sweep_pack), self._buffer(s), self._natural(s),
+            *self._fields(self.sweep_pack), self._buffer(s), s.arrays.theta,
             np.zeros(self.layout.n_vars), order, 0.0, np.inf, 0.0, np.zeros(sweeps),
             np.zeros(sweeps),
         )  # fmt: skip
@@ -563,12 +499,13 @@ class CpuProgram(Program):
 
     # ---- chains ----
 
-    def explore(self, chains: Chains, threads: int | None = None) -> Explored:
+    def explore(self, chains: plans.Chains, threads: int | None = None) -> plans.Explored:
         self.need_sweeps()
         count = len(chains.hot)
-        arrays, natural = self._chain_arrays(chains.starts)
+        arrays = self._chain_arrays(chains.starts)
+        natural = np.zeros(chains.starts.shape, dtype=self.dtype)
         f, polished = np.zeros(count), np.zeros(count, dtype=np.int64)
-        with thread_count(threads or self.threads):
+        with jit.thread_count(threads or self.threads):
             if chains.drawn.any():
                 several = bool((chains.drawn & chains.forests).any())
                 forests = self._forests if several else self._no_forests
@@ -578,35 +515,33 @@ class CpuProgram(Program):
                 self.sweep_pack, arrays, natural, chains.hot, chains.cold, cooled, chains.polish,
                 chains.tol, f, polished,
             )  # fmt: skip
-        return Explored(self._chain_marginals(arrays), self.constant + f, chains.sweeps + polished)
+        return plans.Explored(
+            self._chain_marginals(arrays), self.constant + f, chains.sweeps + polished
+        )
 
-    def _chain_arrays(self, starts: Doubles) -> tuple[Floats, Floats]:
-        """Marginals and room for natural parameters of many chains, in the kernels' layout."""
-        return starts.astype(self.dtype), np.zeros(starts.shape, dtype=self.dtype)
+    def _chain_arrays(self, starts: Doubles) -> Floats:
+        """Marginals of many chains, in the kernels' layout."""
+        return starts.astype(self.dtype)
 
     def _chain_marginals(self, arrays: Floats) -> Doubles:
         """Marginals of chains in the flat layout.  # (chains, size)"""
         return np.array(arrays, dtype=np.float64)
 
-    def _draw(
-        self, schedule: Cooling, arrays: Floats, forests: BinaryForests | GeneralForests
-    ) -> None:
+    def _draw(self, schedule: Cooling, arrays: Floats, forests: Any) -> None:
         """Run the chains that sample labellings, which replace their starts in ``arrays``."""
         count, n, size = len(arrays), self.layout.n_vars, self.layout.size
-        room = DrawRoom(
-            labels=np.empty((count, n), dtype=np.int32),
-            energies=np.empty((count, size)),
-            numbers=np.empty((count, 2, max(BLOCK, self.pack.widest))),
-        )
-        draw_general(*self._energies, self.pack.hard, forests, arrays, schedule, room)
+        numbers = np.empty((count, 2, max(BLOCK, self.pack.widest)))
+        room = np.empty((count, n), dtype=np.int32), np.empty((count, size)), numbers
+        field, hard = general_chains.energies_of(self.pack), self.pack.hard
+        general_chains.draw_general(*field, hard, forests, arrays, schedule, room)
 
     @cached_property
-    def _forests(self) -> BinaryForests | GeneralForests:
+    def _forests(self) -> Any:
         """Forests for chains that move by them, made when they are first needed."""
         return self._pack_forests(FORESTS, usable_in_forests(self.lowered))
 
     @cached_property
-    def _no_forests(self) -> BinaryForests | GeneralForests:
+    def _no_forests(self) -> Any:
         """No forests, for chains that move by none."""
         return self._pack_forests(0, np.zeros(self.layout.n_vars, dtype=bool))
 
@@ -614,29 +549,22 @@ class CpuProgram(Program):
         induced_forest.warm_up()
         self._pack_forests(1, np.zeros(self.layout.n_vars, dtype=bool))
 
-    def _pack_forests(
-        self, count: int, usable: NDArray[np.bool_]
-    ) -> BinaryForests | GeneralForests:
+    def _pack_forests(self, count: int, usable: NDArray[np.bool_]) -> Any:
         """A number of induced forests of the field."""
-        return pack_general_forests(self.pack, make_forests(self._graph, usable, count))
+        return general_chains.pack_general_forests(
+            self.pack, make_forests(self._graph, usable, count)
+        )
 
     @cached_property
     def _graph(self) -> FieldGraph:
         """Variables that interact."""
         return graph_of(self.lowered)
 
-    @cached_property
-    def _energies(self) -> Energies:
-        """The field as drawn chains read it."""
-        return energies_of(self.pack)
-
 
 def totals(parts: Doubles, one_by_one: bool = False) -> tuple[float, float, float, float]:
     """Energy, entropy, change and difference from two before of all blocks, from those of each.
 
-    Args:
-        parts: Of each block.  # (n_blocks, 4)
-        one_by_one: Whether entropies are added up in order, or in pairs.
+    Entropies are added up in order if ``one_by_one``, or in pairs.  # parts: (n_blocks, 4)
     """
     if len(parts) == 0:
         return 0.0, 0.0, 0.0, 0.0
@@ -645,15 +573,15 @@ def totals(parts: Doubles, one_by_one: bool = False) -> tuple[float, float, floa
     return float(parts[:, 0].sum()), h, change, float(parts[:, 3].max())
 
 
-def motion_of(plan: Update, trace: bool, dtype: np.dtype[np.floating]) -> Motion:
+def motion_of(plan: plans.Update, trace: bool, dtype: np.dtype[np.floating]) -> Motion:
     """An update as the kernels read it."""
     step = plan.step.astype(dtype)
     equal = len(step) > 0 and bool((plan.step == plan.step[0]).all())
     inverse = step  # 1 / step
     if not equal or plan.step[0] != 1.0:
         inverse = np.empty(len(step), dtype=dtype)
-        for i in range(0, len(step), CHUNK):  # no temporary array of all variables
-            inverse[i : i + CHUNK] = 1.0 / plan.step[i : i + CHUNK]
+        for i in range(0, len(step), packing.CHUNK):  # no temporary array of all variables
+            inverse[i : i + packing.CHUNK] = 1.0 / plan.step[i : i + packing.CHUNK]
     return Motion(
         kind=int(plan.kind),
         moments=plan.kind.moments,
@@ -669,5 +597,5 @@ def motion_of(plan: Update, trace: bool, dtype: np.dtype[np.floating]) -> Motion
         adaptive=plan.adaptive,
         beta=plan.inverse_temperature,
         trace=trace,
-        slack=slack(0.0, dtype),
+        slack=base.slack(0.0, dtype),
     )

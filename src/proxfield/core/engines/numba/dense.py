@@ -14,24 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.core.common.arrays import Doubles, Floats, Ints
+from proxfield.core.compiled import simd
 from proxfield.core.compiled.jit import embedded, inlined, parallel_kernel
 from proxfield.core.compiled.math import exp_nonpositive
-from proxfield.core.compiled.simd import (
-    LANES,
-    add_masked,
-    clear,
-    expected,
-    gather_row,
-    least,
-    load_row,
-    put_scaled,
-    replace_row,
-    scale,
-    scatter_row,
-    store_row,
-    total,
-    weighted,
-)
 from proxfield.core.engines.numba.kinds import Motion, move_variable, proximal
 from proxfield.core.filters.numba.lattice import CHUNK, RUN, Chunks, Rows
 
@@ -121,7 +106,7 @@ def energy_of(
     """⟨q, unary + ½ g⟩ of some pixels; g are their filtered values."""
     out = 0.0
     for i in range(i0, i1):
-        out += np.float64(expected(g, (i - i0) * width, q, i * labels, unary, labels))
+        out += np.float64(simd.expected(g, (i - i0) * width, q, i * labels, unary, labels))
     return out
 
 
@@ -207,10 +192,10 @@ def add_unary(
     for i in range(i0, i1):
         at, o = (i - i0) * width, i * labels
         if len(shift) > 0:
-            for l in range(0, width, LANES):
-                add_masked(g, at + l, shift, o + l, labels - l, OUT)
-        for l in range(0, width, LANES):
-            add_masked(g, at + l, unary, o + l, labels - l, OUT)
+            for l in range(0, width, simd.LANES):
+                simd.add_masked(g, at + l, shift, o + l, labels - l, OUT)
+        for l in range(0, width, simd.LANES):
+            simd.add_masked(g, at + l, unary, o + l, labels - l, OUT)
 
 
 @inlined
@@ -218,10 +203,10 @@ def exponentials(pixels: int, width: int, g: Floats, e: Floats) -> None:
     """Shift each row to have minimum 0, then e = exp(−g)."""
     for r in range(pixels):
         at = r * width
-        low = least(g, at, width)
+        low = simd.least(g, at, width)
         if low < np.inf:
-            for l in range(0, width, LANES):
-                scale(g, at + l, 1.0, -low)
+            for l in range(0, width, simd.LANES):
+                simd.scale(g, at + l, 1.0, -low)
     for k in range(pixels * width):
         e[k] = exp_nonpositive(-g[k])
 
@@ -262,21 +247,21 @@ def advance(
     for c in numba.prange(len(parts)):
         g = np.empty(RUN * width, dtype=unary.dtype)
         e = np.empty(RUN * width, dtype=unary.dtype)
-        peak = np.zeros(2 * LANES, dtype=unary.dtype)
+        peak = np.zeros(2 * simd.LANES, dtype=unary.dtype)
         energy, entropy, change, twice = 0.0, 0.0, 0.0, 0.0
         # new marginals are splatted here, since pixels still to come slice from the rows
         fresh = np.empty(0 if look else longest * width, dtype=unary.dtype)
-        for k in range(0, len(fresh), LANES):
-            clear(fresh, k)
+        for k in range(0, len(fresh), simd.LANES):
+            simd.clear(fresh, k)
         for r in range(run[c], run[c + 1]):
             i0, i1 = first[r], end[r]
-            for k in range(0, (i1 - i0) * width, LANES):
-                clear(g, k)
+            for k in range(0, (i1 - i0) * width, simd.LANES):
+                simd.clear(g, k)
             for t in range(0 if given else len(corners)):
                 near, near_weight, outward, seen = row[t], weight[t], factor_out[t], rows[t]
                 first_row, count = chunk[t][c], corners[t]
                 for i in range(i0, i1):
-                    gather_row(
+                    simd.gather_row(
                         g, (i - i0) * width, seen, width, near, near_weight, i * count, count,
                         first_row, outward[i],
                     )  # fmt: skip
@@ -292,45 +277,45 @@ def advance(
             if look:
                 entropy += entropy_of(old, i0 * labels, i1 * labels)
                 for i in range(i0, i1 if len(gradient) > 0 else i0):
-                    store_row(gradient, i * labels, g, (i - i0) * width, labels)
+                    simd.store_row(gradient, i * labels, g, (i - i0) * width, labels)
                 continue
             if given:
                 for i in range(i0, i1):
-                    load_row(e, (i - i0) * width, old, i * labels, labels)
+                    simd.load_row(e, (i - i0) * width, old, i * labels, labels)
             else:
                 exponentials(i1 - i0, width, g, e)
             for i in range(i0, i0 if given else i1):
                 at, o = (i - i0) * width, i * labels
-                whole = total(e, at, width)
+                whole = simd.total(e, at, width)
                 if whole == 0:  # no label is possible: the marginals stay
                     for l in range(labels):
                         e[at + l] = old[o + l]
                 else:
                     if trace and not mean:
-                        shifted = np.float64(weighted(e, g, at, width)) / whole
+                        shifted = np.float64(simd.weighted(e, g, at, width)) / whole
                         entropy += np.log(np.float64(whole)) + shifted
-                    for l in range(0, width, LANES):
-                        scale(e, at + l, 1.0 / whole, 0.0)
+                    for l in range(0, width, simd.LANES):
+                        simd.scale(e, at + l, 1.0 / whole, 0.0)
                     if motion is not None:  # noqa: SIM102 (together, None wouldn't be left out)
                         if mean:
                             entropy += average(st, motion.step[i], labels, i, trace, g, e, at)
                 if not blind:
-                    replace_row(peak, e, at, old, new, o, labels)
+                    simd.replace_row(peak, e, at, old, new, o, labels)
                 if blind and not passing:
-                    store_row(new, o, e, at, labels)
+                    simd.store_row(new, o, e, at, labels)
                 if flat == 0.0:  # steps differ: divide each variable's change by its own
-                    for l in range(LANES):
+                    for l in range(simd.LANES):
                         change = max(change, np.float64(peak[l]) / step[i])
-                        twice = max(twice, np.float64(peak[LANES + l]) / step[i])
+                        twice = max(twice, np.float64(peak[simd.LANES + l]) / step[i])
                         if peak[l] != peak[l]:
                             change = np.inf
                         peak[l] = 0.0
-                        peak[LANES + l] = 0.0
+                        peak[simd.LANES + l] = 0.0
             begin = np.int64(0)
             for t in range(len(corners)):
                 near, near_weight, inward, count = row[t], weight[t], factor_in[t], corners[t]
                 for i in range(i0, i1):
-                    scatter_row(
+                    simd.scatter_row(
                         fresh, e, (i - i0) * width, width, near, near_weight, i * count, count,
                         begin, inward[i],
                     )  # fmt: skip
@@ -339,13 +324,13 @@ def advance(
         for t in range(0 if look else len(corners)):
             target = rows[t]
             to, numbers = chunk[t][c] * width, (chunk[t][c + 1] - chunk[t][c]) * width
-            for k in range(0, numbers, LANES):
-                put_scaled(target, to + k, fresh, begin + k, 1.0)
+            for k in range(0, numbers, simd.LANES):
+                simd.put_scaled(target, to + k, fresh, begin + k, 1.0)
             begin += numbers
         if flat != 0.0:
-            for l in range(LANES):
+            for l in range(simd.LANES):
                 change = max(change, np.float64(peak[l]) / flat)
-                twice = max(twice, np.float64(peak[LANES + l]) / flat)
+                twice = max(twice, np.float64(peak[simd.LANES + l]) / flat)
                 if peak[l] != peak[l]:
                     change = np.inf
         parts[c, 0] = energy
@@ -387,8 +372,8 @@ def transpose_tiles(a: Floats, out: Floats, odd: NDArray[np.bool_]) -> None:
     labels, n = a.shape
     for task in numba.prange(len(odd)):
         worst = a.dtype.type(0.0)
-        for i0 in range(task * RUN, min(n, (task + 1) * RUN), LANES):
-            i1 = min(n, i0 + LANES)
+        for i0 in range(task * RUN, min(n, (task + 1) * RUN), simd.LANES):
+            i1 = min(n, i0 + simd.LANES)
             for l in range(labels):
                 for i in range(i0, i1):
                     out[i, l] = a[l, i]

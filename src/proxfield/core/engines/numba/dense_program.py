@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 from proxfield.core.common.arrays import Array, Floats, Ints
 from proxfield.core.compiled.jit import thread_count
 from proxfield.core.compiled.simd import padded
-from proxfield.core.engines.base import Rows, State
+from proxfield.core.engines.base import Program, Rows, State
 from proxfield.core.engines.numba import dense, dense_views
 from proxfield.core.engines.numba.cpu import CpuProgram, CpuState, Known, totals
 from proxfield.core.engines.numba.dense import Damping, DenseArrays, DensePack, How, Own
 from proxfield.core.engines.numba.dense_views import Views, together
 from proxfield.core.engines.numba.general import GeneralArrays, GeneralPack
 from proxfield.core.engines.numba.kinds import Motion
-from proxfield.core.engines.numba.terms import Plain, on_cpu
+from proxfield.core.engines.numba.pack import Plain, on_cpu, pack_general
 from proxfield.core.engines.plan import Plan, Update
 from proxfield.core.engines.reference import TINY
 from proxfield.core.engines.terms import implementation
@@ -93,6 +93,8 @@ class DenseProgram(CpuProgram):
             )
         if self.tail:
             self.tail_pack = self._general_pack(self.n)
+        potts = all(v.table.shape == (1, 1) for v in self.views)
+        self._paired = potts and self.labels == 2 and not lowered.forbids  # one number per pixel
         self._warm: set[tuple[Hashable, ...]] = set()  # plans like these have run
         self._shown: CpuState | None = None  # whose marginals the rows show
         self._blurred = False  # or are they as splatted?
@@ -105,16 +107,11 @@ class DenseProgram(CpuProgram):
     def _general_pack(self, first: int) -> GeneralPack:
         """Just enough for the general update kernels: where the variables from ``first`` on are."""
         offset = self.layout.offsets[first:]
-        none, nothing = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=self.dtype)
         count = len(offset) - 1
         block = np.unique(np.append(np.arange(0, count, 1024), count)).astype(np.int64)
-        return GeneralPack(
-            offset=offset, unary=nothing, block=block,
-            agree_row=none, agree_column=none.astype(np.int32), agree_weight=nothing,
-            table_row=none, table_column=none.astype(np.int32), table_start=none, table=nothing,
-            factor_slot=none, slot_variable=none, slot_message=none, factor_start=none,
-            slot_row=none, slot_list=none, slot_factor=none, scratch=1, widest=1, hard=False,
-        )  # fmt: skip
+        nothing = Lowered(Untouched(Layout(np.zeros(0, dtype=np.int64))), 0.0, np.zeros(0))
+        pack, _ = pack_general(nothing, self.dtype)
+        return pack._replace(offset=offset, block=block)
 
     @cached_property
     def constant(self) -> float:  # type: ignore[override]
@@ -126,16 +123,12 @@ class DenseProgram(CpuProgram):
     # ---- the state ----
 
     def start(self, q: Floats) -> State:
-        one = np.array(q, dtype=self.dtype)[None]
-        return self.take(one)
+        return self.take(np.array(q, dtype=self.dtype)[None])
 
     def take(self, q: Floats) -> State:
-        """A state that works in this array of marginals itself.  # (1, size)"""
-        none = np.zeros(0, dtype=self.dtype)
-        arrays = GeneralArrays(q, none, none, none, none, none, none, none)
-        pending = False
-        if self.lowered.forbids:
-            pending = bool((q[0][np.isinf(self.lowered.unary)] > TINY).any())
+        arrays = GeneralArrays(q, *[np.zeros(0, dtype=self.dtype)] * 7)
+        forbids = self.lowered.forbids
+        pending = forbids and bool((q[0][np.isinf(self.lowered.unary)] > TINY).any())
         return State(CpuState(arrays, pending=pending))
 
     def _need(self, s: CpuState, *names: str) -> None:
@@ -156,14 +149,13 @@ class DenseProgram(CpuProgram):
             s.arrays = s.arrays._replace(q=np.concatenate([s.arrays.q, s.arrays.q]))
 
     def _buffer(self, s: CpuState) -> Floats:
-        buffer: Floats = s.arrays.q[min(s.phase, len(s.arrays.q) - 1)]
-        return buffer
+        return np.asarray(s.arrays.q[min(s.phase, len(s.arrays.q) - 1)])
 
     def marginals(self, state: State) -> NDArray[Any]:  # of the program's type
         return np.array(self._buffer(state.arrays))
 
     def view(self, state: State) -> Floats:
-        return np.asarray(self._buffer(state.arrays))
+        return self._buffer(state.arrays)
 
     def _set(self, s: CpuState, theta: Floats) -> None:
         self._need(s, "theta")
@@ -214,8 +206,6 @@ class DenseProgram(CpuProgram):
         return shift, total
 
     def _tail_energy(self, q: Floats) -> float:
-        if self.tail == 0:
-            return 0.0
         p, u = q[self.end :].astype(np.float64), self.dense_pack.unary[self.end :]
         return float((p[p > 0] * u[p > 0]).sum())
 
@@ -253,7 +243,7 @@ class DenseProgram(CpuProgram):
 
     def set_unary(self, energies: Array, at: Ints | None = None) -> None:
         self.version += 1
-        self._write_unary(energies, at)
+        Program.set_unary(self, energies, at)
         unary = self.lowered.unary.astype(self.dtype, copy=False)
         self.dense_pack = self.dense_pack._replace(unary=unary)
 
@@ -288,7 +278,7 @@ class DenseProgram(CpuProgram):
         own = self.own is not None
         blind = full and tol < 0 and not (trace or own or self.tail or len(s.arrays.theta))
         quiet = full and not (trace or own or self.tail or self.others or len(s.arrays.theta))
-        if quiet and self.labels == 2 and plan.inverse_temperature == 1.0 and self._paired:
+        if quiet and self._paired and plan.inverse_temperature == 1.0:
             return self._pair_steps(s, n, tol)
         motion = self._motion(plan, trace)
         energies, changes = np.full(n, np.nan), np.full(n, np.nan)
@@ -345,12 +335,6 @@ class DenseProgram(CpuProgram):
         )  # fmt: skip
         return parts
 
-    @cached_property
-    def _paired(self) -> bool:
-        """Two labels under Potts terms, none impossible: one number per pixel is enough."""
-        potts = all(v.table.shape == (1, 1) for v in self.views)
-        return potts and not self.lowered.forbids
-
     def _pair_steps(self, s: CpuState, n: int, tol: float) -> Rows:
         """Full steps of a field with two labels; the rows of `_show` are left behind."""
         q, changes, done = self._buffer(s), np.full(n, np.nan), 0
@@ -361,7 +345,10 @@ class DenseProgram(CpuProgram):
             lattice.splat_one(view.filter.points, up * view.factor_in, target)
         del up
         fresh = [np.empty_like(r) for r in rows]
-        spare = self.views.room_for_one()
+        spare = [np.empty((2, v.filter.n_vertices + 1), dtype=self.dtype) for v in self.views]
+        if self.views.few and self.views.separable:  # which are blurred together
+            shape = len(self.views.separable), 2, self.views.most
+            spare.append(np.empty(shape, dtype=self.dtype))
         parts = np.zeros(self.n_blocks)
         for done in range(1, n + 1):
             self.views.blur_one(rows, spare)

@@ -25,16 +25,7 @@ from proxfield.core.compiled.simd import LANES, padded
 from proxfield.core.engines.numba.dense import LatticeArrays
 from proxfield.core.filters.lattice import Separable
 from proxfield.core.filters.numba import lattice
-from proxfield.core.filters.numba.lattice import (
-    CACHE_BYTES,
-    CHUNK,
-    FEW_VERTICES,
-    RUN,
-    VERTICES,
-    Chunks,
-    Indices,
-    Rows,
-)
+from proxfield.core.filters.numba.lattice import CHUNK, RUN, Chunks, Indices, Rows
 from proxfield.core.terms.base import Term
 from proxfield.core.terms.gaussian import Gaussian
 
@@ -46,10 +37,6 @@ def together(arrays: list[Any]) -> tuple[Any, ...]:
     """Arrays of several lattices for a kernel, with copies of the last (never read) at the end.
 
     A kernel is compiled for each length of a tuple; few lengths are few kernels.
-
-    Example:
-        >>> together(["a", "b"])
-        ('a', 'b', 'b', 'b')
     """
     return (*arrays, *arrays[-1:] * (-len(arrays) % TOGETHER))
 
@@ -66,14 +53,8 @@ class View:
 
 
 class Views:
-    """All of them, in the same chunks of pixels, and the room to blur them in.
-
-    Args:
-        terms: Gaussian terms over the lattice, all of the same points.
-        labels: Number of labels of each point.
-        dtype: Floating-point type.
-        threads: Threads that work on them.
-    """
+    """All lattices of Gaussian terms over the same points, in the same chunks of pixels, and the
+    room in which threads blur them."""
 
     fused = True
     """Made by `DenseProgram` from all terms together, never from one term."""
@@ -98,33 +79,24 @@ class Views:
         self.most = 1 + max((v.filter.n_vertices for v in self.separable), default=0)
         """Vertices of the largest of the separable lattices, and one that stands for none."""
         tasks = len(self.separable) * (padded(labels) // LANES)
-        cached = 2 * self.most * LANES * self.dtype.itemsize <= CACHE_BYTES
-        self.blur_by(cached and tasks >= threads, self.most < FEW_VERTICES)
+        cached = 2 * self.most * LANES * self.dtype.itemsize <= lattice.CACHE_BYTES
+        self.blur_by(cached and tasks >= threads, self.most < lattice.FEW_VERTICES)
 
     def __iter__(self) -> Iterator[View]:
         return iter(self.views)
 
-    def __len__(self) -> int:
-        return len(self.views)
-
     def _views(self, term: Gaussian) -> list[View]:
         table = term.compatibility(self.labels)
         scaled = (table == table[0, 0] * np.eye(self.labels)).all()
-        table = table[:1, :1] if scaled else table
+        table = (table[:1, :1] if scaled else table).astype(self.dtype)
         out = []
-        for inward, outward in term.scales:
-            same = outward is inward
-            inward = self._factor(inward, term.n_points)
-            outward = inward if same else self._factor(outward, term.n_points)
+        for scales in term.scales:
+            kept = [None if s is None else s.astype(self.dtype, copy=False) for s in scales]
+            inward, outward = (np.ones(term.n_points, self.dtype) if s is None else s for s in kept)
+            outward = inward if scales[0] is scales[1] else outward  # one array in the cache
             none = np.empty((0, padded(self.labels)), dtype=self.dtype)
-            made: Any = term.filter
-            out.append(View(made, inward, outward, table.astype(self.dtype), none))
+            out.append(View(term.filter, inward, outward, table, none))
         return out
-
-    def _factor(self, scale: Floats | None, n: int) -> Floats:
-        if scale is None:
-            return np.ones(n, dtype=self.dtype)
-        return scale.astype(self.dtype, copy=False)
 
     def _share_chunks(self, n: int) -> None:
         """Let all lattices have the same chunks of pixels: blocks of the image if any has those."""
@@ -142,36 +114,24 @@ class Views:
                 view.filter = found[id(mine)]
 
     def lattices(self, rows: list[Floats] | None = None) -> LatticeArrays:
-        """What the kernels read.
-
-        Args:
-            rows: Rows with one number each, for `advance_pair`; by default those of the views, for
-                `dense`, with all arrays in one dimension (which compiles faster than doing it
-                there).
-        """
-        arrays = [
-            [v.filter.row for v in self.views],
-            [v.filter.weight for v in self.views],
-            [v.filter.chunk for v in self.views],
-            [v.factor_in for v in self.views],
-            [v.factor_out for v in self.views],
-            [v.rows for v in self.views] if rows is None else rows,
-        ]
-        if rows is None:
-            arrays = [[a.reshape(-1) for a in each] for each in arrays]
-        row, weight, chunk, factor_in, factor_out, seen = map(together, arrays)
-        return LatticeArrays(
-            row, weight, chunk, factor_in, factor_out, seen, len(self.views), self.longest
+        """What the kernels read: `advance_pair` with ``rows`` of one number each, and `dense` with
+        all arrays in one dimension (which compiles faster than doing it there)."""
+        each = (
+            (v.filter.row, v.filter.weight, v.filter.chunk, v.factor_in, v.factor_out, v.rows)
+            for v in self.views
         )
+        *arrays, own = map(list, zip(*each, strict=True))
+        arrays.append(own if rows is None else rows)
+        if rows is None:
+            arrays = [[a.reshape(-1) for a in some] for some in arrays]
+        return LatticeArrays._make([*map(together, arrays), len(self.views), self.longest])
 
     # ---- blurring: rows as splatted → rows to slice from ----
 
     def blur_by(self, apart: bool, few: bool) -> None:
-        """Choose who blurs separable lattices.
+        """Choose who blurs separable lattices: one thread each, or all threads step by step.
 
-        Args:
-            apart: One thread has eight channels of a lattice; else all threads have each step.
-            few: One thread has a lattice where there is one channel; else all have each step.
+        ``apart`` is for eight channels of a lattice, ``few`` for a lattice of one channel.
         """
         self.apart, self.few = apart, few
         self._spare: dict[int, Floats] = {}
@@ -205,13 +165,6 @@ class Views:
                 if len(view.table) > 1:
                     lattice.mix_labels(view.rows, view.table)
 
-    def room_for_one(self) -> list[Floats]:
-        """What `blur_one` works in: for each view, and for separable ones together."""
-        own = [np.empty((2, v.filter.n_vertices + 1), dtype=self.dtype) for v in self.views]
-        if not self.few or not self.separable:
-            return own
-        return [*own, np.empty((len(self.separable), 2, self.most), dtype=self.dtype)]
-
     def blur_one(self, rows: list[Any], spare: list[Floats]) -> None:
         """Rows with one number each, under Potts terms."""
         alike = self.separable if self.few else []
@@ -227,18 +180,11 @@ class Views:
     def _apart(self) -> tuple[Any, ...]:
         """The separable lattices: rows by vertex, neighbors, shares of the blur, and what rows are
         multiplied with (1 where a matrix over the labels follows)."""
-        own = [v.filter.own for v in self.separable]
-        blurs = [v.filter.blurring for v in self.separable]
+        parts = [(v.filter.own, v.filter.blurring) for v in self.separable]
         weights = [v.table[0, 0] if len(v.table) == 1 else 1.0 for v in self.separable]
-        return (
-            together([o.start for o in own]),
-            together([o.member for o in own]),
-            together([o.vertex for o in own]),
-            together([b.next_to for b in blurs]),
-            together([b.there_and_back for b in blurs]),
-            np.array([b.share for b in blurs]),
-            np.array(weights, dtype=self.dtype),
-        )
+        arrays = [(o.start, o.member, o.vertex, b.next_to, b.there_and_back) for o, b in parts]
+        lists = map(together, map(list, zip(*arrays, strict=True)))
+        return *lists, np.array([b.share for _, b in parts]), np.array(weights, dtype=self.dtype)
 
     @cached_property
     def _bounds(self) -> Ints:
@@ -262,8 +208,8 @@ def spins(q: Floats, out: Floats) -> None:
 def distribute_pair(vertex: Indices, vertices: Floats, weight: float, rows: Floats) -> None:
     """Give each row its vertex's number times a weight."""
     n = len(vertex)
-    for task in numba.prange((n + VERTICES - 1) // VERTICES):
-        for r in range(task * VERTICES, min(n, (task + 1) * VERTICES)):
+    for task in numba.prange((n + lattice.VERTICES - 1) // lattice.VERTICES):
+        for r in range(task * lattice.VERTICES, min(n, (task + 1) * lattice.VERTICES)):
             rows[r] = vertices[vertex[r]] * weight
 
 

@@ -20,28 +20,61 @@ from numpy.typing import NDArray
 
 from proxfield.core.common.arrays import Doubles, Floats, Ints
 from proxfield.core.compiled.jit import kernel, merged, parallel_kernel
-from proxfield.core.compiled.random import uniform
+from proxfield.core.compiled.math import exp_single, uniform
 from proxfield.core.engines.numba.chains import BLOCK, Cooling, logits, logs, temperature_at
 from proxfield.core.engines.numba.general import GeneralPack
-from proxfield.core.engines.numba.general_moves import (
-    Agreements,
-    EdgeTables,
-    Labels,
-    Larger,
-    Marks,
-    add_agreements,
-    add_column,
-    add_larger,
-    add_tables,
-    agree_message,
-    change_agreements,
-    change_tables,
-    draw_label,
-    move_label,
-    soft_minimum,
-    stays,
-)
-from proxfield.core.lowering.forests import Forests
+from proxfield.core.lowering.lowered import Forests
+
+Labels = NDArray[np.int32]
+Marks = NDArray[np.uint8]
+
+
+class Agreements(NamedTuple):
+    """Energies w·[x_i = x_j], as in `GeneralPack`."""
+
+    row: Ints
+    column: NDArray[np.int32]
+    weight: Floats
+
+
+class EdgeTables(NamedTuple):
+    """Pairwise tables, as in `GeneralPack`."""
+
+    row: Ints
+    column: NDArray[np.int32]
+    start: Ints
+    value: Floats
+
+
+class Larger(NamedTuple):
+    """Tables over three or more variables, as in `GeneralPack`."""
+
+    row: Ints  # slots by variable
+    slots: Ints
+    factor: Ints  # of each slot
+    first: Ints  # slot of each factor
+    variable: Ints  # of each slot
+    start: Ints  # of each factor's table
+    value: Floats
+
+
+def energies_of(
+    pack: GeneralPack,
+) -> tuple[Ints, Floats, Agreements | None, EdgeTables | None, Larger | None]:
+    """The parts that a packed field has, as `draw_general` takes them; None isn't compiled."""
+    agree = Agreements(pack.agree_row, pack.agree_column, pack.agree_weight)
+    tables = EdgeTables(pack.table_row, pack.table_column, pack.table_start, pack.table)
+    larger = Larger(
+        pack.slot_row, pack.slot_list, pack.slot_factor, pack.factor_slot, pack.slot_variable,
+        pack.factor_start, pack.table,
+    )  # fmt: skip
+    return (
+        pack.offset,
+        pack.unary,
+        agree if len(agree.column) else None,
+        tables if len(tables.column) else None,
+        larger if len(larger.slots) else None,
+    )
 
 
 class GeneralForests(NamedTuple):
@@ -55,14 +88,6 @@ class GeneralForests(NamedTuple):
     table_start: Ints  # as in `GeneralPack`
     marks: Marks  # bit k: is a variable in forest k?  # (n,)
     rest: NDArray[np.int32]  # variables to be visited one by one
-
-
-class DrawRoom(NamedTuple):
-    """What `draw_general` works in; overwritten."""
-
-    labels: Labels  # (chains, n)
-    energies: Doubles  # of all labels  # (chains, size)
-    numbers: Doubles  # thresholds, and energies of one variable  # (chains, 2, max(BLOCK, widest))
 
 
 def pack_general_forests(pack: GeneralPack, forests: Forests) -> GeneralForests:
@@ -99,6 +124,166 @@ def edge_energies(
         table_row[k + 1] = last
 
 
+# ---- what moves are made of ----
+
+# Everything is in energies, and exponentials are of differences from the lowest: temperatures may
+# be close to 0.
+
+
+@merged
+def exp_of(x: float) -> float:
+    """exp(x) for x ≤ 0; single precision is enough for probabilities of draws."""
+    return float(exp_single(np.float32(x)))
+
+
+@merged
+def add_column(value: Floats, start: int, theirs: int, width: int, out: Doubles) -> None:
+    """Add the energies in one table for one label of the other variable, which has ``width``."""
+    at, stride = start + theirs, width
+    if start < 0:  # the other variable comes first
+        at, stride = -1 - start + theirs * len(out), 1
+    for l in range(len(out)):
+        out[l] += value[at + l * stride]
+
+
+@merged
+def add_larger(larger: Larger, offset: Ints, label: Labels, i: int, out: Doubles) -> None:
+    """Add energies of a variable's labels by tables over three or more variables."""
+    for k in range(larger.row[i], larger.row[i + 1]):
+        s = larger.slots[k]
+        f = larger.factor[s]
+        at, stride, own = larger.start[f], np.int64(1), np.int64(1)
+        for other in range(larger.first[f + 1] - 1, larger.first[f] - 1, -1):
+            j = larger.variable[other]
+            if other == s:
+                own = stride
+            else:
+                at += stride * label[j]
+            stride *= offset[j + 1] - offset[j]
+        for l in range(len(out)):
+            out[l] += larger.value[at + l * own]
+
+
+@merged
+def stays(energy: Doubles, held: int, margin: float) -> bool:
+    """Whether every other label costs at least ``margin`` more than the one that is held."""
+    cheap = 0
+    limit = energy[held] + margin
+    for l in range(len(energy)):
+        cheap += not energy[l] > limit
+    return cheap <= 1 and margin < np.inf and limit < np.inf
+
+
+@merged
+def weigh(energy: Doubles, heat: float) -> float:
+    """Replace energies by weights ∝ exp(−energy / T), the largest 1; returns their sum.
+
+    If all are impossible they stay as they are, and the sum is 0.
+    """
+    low = np.inf
+    for l in range(len(energy)):
+        low = min(low, energy[l])
+    if low == np.inf:
+        return 0.0
+    total = 0.0
+    for l in range(len(energy)):
+        energy[l] = exp_of((low - energy[l]) / heat)
+        total += energy[l]
+    return total
+
+
+@merged
+def draw_label(energy: Doubles, heat: float, u: float, held: int) -> int:
+    """A label with probability ∝ exp(−energy / T); the one held if all are impossible.
+
+    ``u`` is a random number in [0, 1); energies are replaced by weights.
+    """
+    total = weigh(energy, heat)
+    if total == 0.0:
+        return held
+    rest = u * total
+    new = 0
+    for l in range(len(energy)):
+        if energy[l] > 0.0:  # the last one with weight, if rounding leaves something
+            new = l
+            rest -= energy[l]
+            if rest < 0.0:
+                break
+    return new
+
+
+@merged
+def move_label(energy: Doubles, heat: float, u: float, held: int) -> int:
+    """A Metropolis move: another label l with probability w_l / (W − min(w_l, w_held)).
+
+    w are weights ∝ exp(−energy / T), whose sum is W. That keeps their distribution, and no label is
+    taken less often than by `draw_label`; with two labels, a change is made with probability
+    min(1, w_l / w_held). The label stays if all are impossible. See `draw_label` for arguments.
+    """
+    total = weigh(energy, heat)
+    if total == 0.0:
+        return held
+    own, rest, last = energy[held], u, held
+    for l in range(len(energy)):
+        if l != held and energy[l] > 0.0:
+            last = l
+            rest -= energy[l] / (total - min(own, energy[l]))
+            if rest < 0.0:
+                return last
+    return held if own > 0.0 else last
+
+
+@merged
+def soft_minimum(energy: Doubles, heat: float) -> float:
+    """−T log Σ exp(−energy / T); +inf if all are."""
+    low = np.inf
+    for l in range(len(energy)):
+        low = min(low, energy[l])
+    if low == np.inf:
+        return low
+    total = 0.0
+    for l in range(len(energy)):
+        total += exp_of((low - energy[l]) / heat)
+    return float(low - heat * np.log(total))
+
+
+@merged
+def agree_message(energy: Doubles, agree: float, heat: float, rest: Doubles, out: Doubles) -> None:
+    """Add to ``out`` what summing out a variable gives its parent, if it matters only whether
+    they agree: −T log(Σ_{l ≠ m} exp(−e_l / T) + exp(−(e_m + w) / T)) for each label m, with the
+    energies e, w = ``agree`` and T = ``heat``. ``rest`` is room.
+    """
+    c = len(energy)
+    best = 0
+    for l in range(c):
+        best = l if energy[l] < energy[best] else best
+    low, second = energy[best], np.inf
+    for l in range(c):
+        second = energy[l] if l != best and energy[l] < second else second
+    others, runners = 0.0, 0.0  # sums without the best: relative to it, and to the second
+    for l in range(c):
+        if l != best and energy[l] < np.inf:
+            rest[l] = exp_of((low - energy[l]) / heat)
+            others += rest[l]
+            runners += exp_of((second - energy[l]) / heat)
+        else:
+            rest[l] = 0.0
+    for m in range(len(out)):
+        if m == best:
+            unequal = second - heat * np.log(max(runners, 1.0))
+        else:
+            less = rest[m] if m < c else 0.0
+            unequal = low - heat * np.log(1.0 + max(0.0, others - less))
+        equal = energy[m] + agree if m < c else np.inf
+        least, gap = min(unequal, equal), abs(unequal - equal)
+        if gap < 40.0 * heat:
+            least -= heat * np.log(1.0 + exp_of(-gap / heat))
+        out[m] += least
+
+
+# ---- chains ----
+
+
 @merged
 def begin_chain(offset: Ints, unary: Floats, q: Floats, seed: np.uint64, label: Labels) -> None:
     """Draw a labelling from the marginals, without impossible labels."""
@@ -131,9 +316,41 @@ def local_into(
     for l in range(len(out)):
         out[l] = unary[offset[i] + l]
     if agree is not None:
-        add_agreements(agree, label, marks, mark, i, out)
+        for e in range(agree.row[i], agree.row[i + 1]):
+            j = agree.column[e]
+            if label[j] < len(out) and marks[j] & mark == 0:
+                out[label[j]] += agree.weight[e]
     if tables is not None:
-        add_tables(tables, offset, label, marks, mark, i, out)
+        for e in range(tables.row[i], tables.row[i + 1]):
+            j = tables.column[e]
+            if marks[j] & mark == 0:
+                add_column(tables.value, tables.start[e], label[j], offset[j + 1] - offset[j], out)
+
+
+@merged
+def change_label(
+    offset: Ints, agree: Agreements | None, tables: EdgeTables | None, kept: Doubles, i: int,
+    old: int, new: int,
+) -> None:  # fmt: skip
+    """Update the energies kept for the neighbors of a variable that changes its label."""
+    if agree is not None:
+        for e in range(agree.row[i], agree.row[i + 1]):
+            o, end = offset[agree.column[e]], offset[agree.column[e] + 1]
+            if o + old < end:
+                kept[o + old] -= agree.weight[e]
+            if o + new < end:
+                kept[o + new] += agree.weight[e]
+    if tables is not None:
+        c = offset[i + 1] - offset[i]
+        for e in range(tables.row[i], tables.row[i + 1]):
+            o = offset[tables.column[e]]
+            d = offset[tables.column[e] + 1] - o
+            start, across, along = tables.start[e], d, 1
+            if start < 0:
+                start, across, along = -1 - start, 1, c
+            for m in range(d):
+                gone = np.float64(tables.value[start + old * across + m * along])
+                kept[o + m] += tables.value[start + new * across + m * along] - gone
 
 
 @merged
@@ -155,13 +372,9 @@ def send_message(
 
 @merged
 def edge_into(
-    tables: EdgeTables | None,
-    forests: GeneralForests,
-    k: int,
-    theirs: int,
-    width: int,
+    tables: EdgeTables | None, forests: GeneralForests, k: int, theirs: int, width: int,
     out: Doubles,
-) -> None:
+) -> None:  # fmt: skip
     """Add the energies between a variable's labels and one label of its parent."""
     if theirs < len(out):
         out[theirs] += forests.agree[k]
@@ -174,9 +387,12 @@ def edge_into(
 def draw_general(
     offset: Ints, unary: Floats, agree: Agreements | None, tables: EdgeTables | None,
     larger: Larger | None, hard: bool, forests: GeneralForests, q: Floats, schedule: Cooling,
-    room: DrawRoom,
+    room: tuple[Labels, Doubles, Doubles],
 ) -> None:  # fmt: skip
     """Run all chains that are drawn; ``q`` becomes their labelling.  # (chains, size)
+
+    ``room`` is for labels (chains, n), energies of all labels (chains, size), and thresholds and
+    energies of one variable (chains, 2, max(BLOCK, widest)).
 
     A label whose c − 1 rivals cost at least δ more has all of [ε, 1 − ε] in the cumulative
     distribution, ε = (c − 1) exp(−δ/T). So it stays if δ > T (|log(u / (1 − u))| + log 2(c − 1)).
@@ -261,10 +477,7 @@ def draw_general(
                             new = draw_label(energy, heat, u, old)
                         label[i] = new
                         if new != old and not (by or hard):
-                            if agree is not None:
-                                change_agreements(agree, offset, kept, i, old, new)
-                            if tables is not None:
-                                change_tables(tables, offset, kept, i, old, new)
+                            change_label(offset, agree, tables, kept, i, old, new)
             for i in range(n):
                 for l in range(offset[i], offset[i + 1]):
                     q[b, l] = 1.0 if l - offset[i] == label[i] else 0.0

@@ -56,6 +56,7 @@ def run(
     for it in range(len(f_out)):
         energy, h, change, twice = 0.0, 0.0, 0.0, 0.0
         hb, cb, tb = 0.0, 0.0, 0.0
+        old, new = st.q[phase], st.q[1 - phase]
         if motion.adaptive:
             f_out[it] = f
             for redo in (False, True):
@@ -63,13 +64,12 @@ def run(
                 for b in range(n_blocks):
                     if binary is not None:
                         i0, i1 = b * BLOCK, min(n, b * BLOCK + BLOCK)
-                        old, new, g = st.v[phase], st.v[1 - phase], st.g[i0:i1]
+                        g = st.g[i0:i1]
                         hb, cb, tb = pairs.update_block(
                             binary, motion, st, g, old, new, i0, i1, redo
                         )
                     if general is not None:
                         i0, i1 = general.block[b], general.block[b + 1]
-                        old, new = st.q[phase], st.q[1 - phase]
                         hb, cb, tb = tables.update_block(
                             general, motion, st, old, new, i0, i1, redo
                         )
@@ -79,20 +79,18 @@ def run(
                 if binary is not None:
                     for b in range(n_blocks):
                         i0, i1 = b * BLOCK, min(n, b * BLOCK + BLOCK)
-                        new, g = st.v[1 - phase], st.g[i0:i1]
+                        g = st.g[i0:i1]
                         energy += pairs.gradient_block(binary, new, g, i0, i1, True)
                 if general is not None:
                     send_messages(general, st, 1 - phase)
                     for b in range(n_blocks):
                         i0, i1 = general.block[b], general.block[b + 1]
-                        new = st.q[1 - phase]
                         energy += tables.gradient_block(general, new, st.message, st.g, i0, i1)
                 if not constant + energy - h > f + motion.slack * (1.0 + abs(f)):
                     break  # F did not rise; otherwise again with the certified step
             f = constant + energy - h
         else:
             if binary is not None:
-                old, new = st.v[phase], st.v[1 - phase]
                 for i0 in range(0, n, BLOCK):
                     i1 = min(n, i0 + BLOCK)
                     g = st.g[: i1 - i0]  # one block's room for all: it stays in the cache
@@ -103,7 +101,6 @@ def run(
                     twice = max(twice, tb)
             if general is not None:
                 send_messages(general, st, phase)
-                old, new = st.q[phase], st.q[1 - phase]
                 for b in range(n_blocks):
                     i0, i1 = general.block[b], general.block[b + 1]
                     energy += tables.gradient_block(general, old, st.message, st.g, i0, i1)
@@ -130,18 +127,18 @@ def evaluate(
     The entropy is 0 unless ``whole``.
     """
     energy, entropy = 0.0, 0.0
+    q = st.q[phase]
     if binary is not None:
-        n, v = len(binary.bias), st.v[phase]
+        n = len(binary.bias)
         for i0 in range(0, n, BLOCK):
             i1 = min(n, i0 + BLOCK)
-            energy += pairs.gradient_block(binary, v, st.g[i0:i1], i0, i1, True)
+            energy += pairs.gradient_block(binary, q, st.g[i0:i1], i0, i1, True)
             h = 0.0
             for i in range(i0, i1 if whole else i0):
-                h += pairs.entropy_of(np.float64(v[binary.pad + i]))
+                h += pairs.entropy_of(np.float64(q[binary.pad + i]))
             entropy += h
     if general is not None:
         send_messages(general, st, phase)
-        q = st.q[phase]
         for b in range(len(general.block) - 1):
             i0, i1 = general.block[b], general.block[b + 1]
             energy += tables.gradient_block(general, q, st.message, st.g, i0, i1)
@@ -158,7 +155,7 @@ def entropies(
     total = 0.0
     for i in range(len(h)):
         if binary is not None:
-            h[i] = pairs.entropy_of(np.float64(st.v[phase, binary.pad + i]))
+            h[i] = pairs.entropy_of(np.float64(st.q[phase, binary.pad + i]))
         if general is not None:
             h[i] = tables.entropy_of(st.q[phase, general.offset[i] : general.offset[i + 1]])
         total += h[i]
@@ -186,14 +183,14 @@ def step_parallel(
     """One iteration."""
     for b in numba.prange(len(parts)):
         energy, h, change, twice = 0.0, 0.0, 0.0, 0.0
+        old, new = st.q[phase], st.q[1 - phase]
         if binary is not None:
             i0, i1 = b * BLOCK, min(len(binary.bias), b * BLOCK + BLOCK)
-            g, old, new = np.empty(i1 - i0, dtype=st.g.dtype), st.v[phase], st.v[1 - phase]
+            g = np.empty(i1 - i0, dtype=st.g.dtype)
             energy = pairs.gradient_block(binary, old, g, i0, i1, motion.trace)
             h, change, twice = pairs.update_block(binary, motion, st, g, old, new, i0, i1, False)
         if general is not None:
             i0, i1 = general.block[b], general.block[b + 1]
-            old, new = st.q[phase], st.q[1 - phase]
             energy = tables.gradient_block(general, old, st.message, st.g, i0, i1)
             h, change, twice = tables.update_block(general, motion, st, old, new, i0, i1, False)
         parts[b, 0] = energy
@@ -208,12 +205,12 @@ def see_parallel(
 ) -> None:
     """The gradient alone, for the safeguard."""
     for b in numba.prange(len(parts)):
+        q = st.q[phase]
         if binary is not None:
             i0, i1 = b * BLOCK, min(len(binary.bias), b * BLOCK + BLOCK)
-            v, g = st.v[phase], st.g[i0:i1]
-            parts[b, 0] = pairs.gradient_block(binary, v, g, i0, i1, True)
+            parts[b, 0] = pairs.gradient_block(binary, q, st.g[i0:i1], i0, i1, True)
         if general is not None:
-            i0, i1, q = general.block[b], general.block[b + 1], st.q[phase]
+            i0, i1 = general.block[b], general.block[b + 1]
             parts[b, 0] = tables.gradient_block(general, q, st.message, st.g, i0, i1)
 
 
@@ -226,7 +223,7 @@ def entropy_parallel(
         h = 0.0
         if binary is not None:
             for i in range(b * BLOCK, min(len(binary.bias), b * BLOCK + BLOCK)):
-                h += pairs.entropy_of(np.float64(st.v[phase, binary.pad + i]))
+                h += pairs.entropy_of(np.float64(st.q[phase, binary.pad + i]))
         if general is not None:
             for i in range(general.block[b], general.block[b + 1]):
                 h += tables.entropy_of(st.q[phase, general.offset[i] : general.offset[i + 1]])
@@ -241,13 +238,13 @@ def move_parallel(
     """The update alone; ``redo`` starts again from where the last one started."""
     for b in numba.prange(len(parts)):
         h, change, twice = 0.0, 0.0, 0.0
+        old, new = st.q[phase], st.q[1 - phase]
         if binary is not None:
             i0, i1 = b * BLOCK, min(len(binary.bias), b * BLOCK + BLOCK)
-            g, old, new = st.g[i0:i1], st.v[phase], st.v[1 - phase]
+            g = st.g[i0:i1]
             h, change, twice = pairs.update_block(binary, motion, st, g, old, new, i0, i1, redo)
         if general is not None:
             i0, i1 = general.block[b], general.block[b + 1]
-            old, new = st.q[phase], st.q[1 - phase]
             h, change, twice = tables.update_block(general, motion, st, old, new, i0, i1, redo)
         parts[b, 1] = h
         parts[b, 2] = change

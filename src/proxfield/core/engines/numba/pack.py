@@ -1,15 +1,20 @@
-"""Lowered fields as the flat arrays that the compiled kernels read."""
+"""Lowered fields as the flat arrays that compiled kernels read, and terms that aren't lowered."""
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Protocol, runtime_checkable
 
-from proxfield.core.common.arrays import Floats, Ints
+import numpy as np
+
+from proxfield.core.common.arrays import Doubles, Floats, Ints
 from proxfield.core.engines.numba.binary import CLAMP, BinaryPack
-from proxfield.core.engines.numba.general import GeneralPack
+from proxfield.core.engines.numba.general import GeneralPack, gradient_of
+from proxfield.core.engines.terms import implementation
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.lowering.merging import compressed_rows, group_positions
+from proxfield.core.terms.base import Layout, Term, Visits
 from proxfield.core.terms.pairwise import BandedIsing
 
 MAX_DIAGONALS = 64
@@ -136,6 +141,7 @@ def pack_general(lowered: Lowered, dtype: np.dtype[np.floating]) -> tuple[Genera
     slots = np.concatenate([none, *(f.scopes.ravel() for f in larger)])
     lengths = layout.cardinalities[slots] if len(slots) else slots
     slot_row, by_variable = group_positions(slots, n)
+    flat = tables[0] if len(tables) == 1 else np.concatenate([np.zeros(0), *tables], dtype=dtype)
     bounds = np.searchsorted(offset, np.arange(0, layout.size, BLOCK_ENTRIES))
     return (
         GeneralPack(
@@ -148,7 +154,7 @@ def pack_general(lowered: Lowered, dtype: np.dtype[np.floating]) -> tuple[Genera
             table_row=table_row,
             table_column=table_column,
             table_start=table_start,
-            table=joined(tables, dtype),
+            table=flat.astype(dtype, copy=False),
             factor_slot=np.concatenate([[0], np.cumsum(arity)]).astype(np.int64),
             slot_variable=slots,
             slot_message=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
@@ -164,8 +170,84 @@ def pack_general(lowered: Lowered, dtype: np.dtype[np.floating]) -> tuple[Genera
     )
 
 
-def joined(parts: list[Floats], dtype: np.dtype[np.floating]) -> NDArray[np.floating]:
-    """Flat arrays one after the other; a single one that has the type is used as it is."""
-    if len(parts) == 1:
-        return parts[0].astype(dtype, copy=False)
-    return np.concatenate([np.zeros(0), *parts], dtype=dtype, casting="same_kind")
+# ---- terms with compiled code of their own, for those that can't be lowered ----
+
+
+class CpuTerm(Protocol):
+    """A term on the CPU, made from (term, layout, dtype); dtype is "float32" or "float64"."""
+
+    def add_gradient(self, q: Floats, out: Floats) -> float:
+        """Add dE/dq at ``q`` to ``out``, both in the program's type, and return the energy."""
+
+
+@runtime_checkable
+class BinaryCpuTerm(Protocol):
+    """A term over binary variables alone, which needs one number of each."""
+
+    def add_binary_gradient(self, log_first: Doubles, out: Floats) -> float:
+        """Add dE/dq_i(1) − dE/dq_i(0) to ``out`` and return the energy.
+
+        ``log_first`` is log q_i(0) of each variable, at least log 1e-30.  # (n_vars,) each
+        """
+
+
+class Plain:
+    """A term without an implementation of its own, computed by its own methods in numpy."""
+
+    def __init__(self, term: Term, layout: Layout) -> None:
+        self.term, self.layout = term, layout
+
+    def add_gradient(self, q: Floats, out: Floats) -> float:
+        return self.term.evaluate(self.layout, q, out)
+
+
+def add_gradients(terms: Iterable[CpuTerm], q: Doubles, out: Floats) -> float:
+    """Add the gradients of several terms to ``out``; return their energy."""
+    total = 0.0
+    for term in terms:
+        exact = isinstance(term, Plain)  # numpy computes in float64, whatever the program's type
+        total += term.add_gradient(q if exact else q.astype(out.dtype, copy=False), out)
+    return total
+
+
+def on_cpu(term: Term, layout: Layout, dtype: np.dtype[np.floating]) -> CpuTerm:
+    """A term's own CPU implementation; `Plain` if it has none."""
+    maker = implementation(term, "cpu")
+    if maker is None or getattr(maker, "fused", False):  # only a whole dense field runs fused
+        return Plain(term, layout)
+    made: CpuTerm = maker(term, layout, dtype.name)
+    return made
+
+
+class VisitingSweeps:
+    """Coordinate descent through each term's `Term.visits`; tables are compiled as ever.
+
+    A CPU implementation (of those in ``own``) with a method ``visits(q)`` is asked instead.
+    """
+
+    def __init__(self, lowered: Lowered, own: Sequence[CpuTerm]) -> None:
+        self.lowered, self.own = lowered, own
+        self.pack, _ = pack_general(replace(lowered, extras=()), np.dtype(np.float64))
+        self.scratch = np.empty(self.pack.scratch)
+        self.room = np.empty(2 * self.pack.widest)
+
+    def sweep(self, q: Doubles, order: Ints, inverse_temperature: float) -> None:
+        """Give one variable after another the marginals that minimize F.  # q: (size,), changed"""
+        layout, visits = self.lowered.layout, []
+        for term, own in zip(self.lowered.extras, self.own, strict=True):
+            compiled = getattr(own, "visits", None)
+            found: Visits = term.visits(layout, q) if compiled is None else compiled(q)
+            visits.append(found)
+        for i in order.tolist():
+            first, end = layout.offsets[i], layout.offsets[i + 1]
+            gradient_of(self.pack, q, i, self.room, self.scratch)
+            g = self.room[: end - first].copy()
+            for visit in visits:
+                g += visit.gradient(i)
+            low = g.min()
+            if low == np.inf:
+                continue
+            e = np.exp(inverse_temperature * (low - g))
+            q[first:end] = e / e.sum()
+            for visit in visits:
+                visit.move(i, q[first:end])

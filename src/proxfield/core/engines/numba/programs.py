@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.core.common.arrays import Array, Doubles, Floats, Ints
-from proxfield.core.engines.base import State, softmax
+from proxfield.core.engines.base import Program, State, softmax
 from proxfield.core.engines.numba import binary, chains, loops
 from proxfield.core.engines.numba.binary import BinaryArrays, BinaryPack
-from proxfield.core.engines.numba.binary_chains import (
-    BinaryForests,
-    draw_binary,
-    pack_binary_forests,
-)
 from proxfield.core.engines.numba.chains import BLOCK, Cooling
 from proxfield.core.engines.numba.cpu import CpuProgram, CpuState
-from proxfield.core.engines.numba.general_chains import GeneralForests
-from proxfield.core.engines.numba.pack import CHUNK, binary_constant, is_binary, pack_binary
-from proxfield.core.engines.numba.terms import BinaryCpuTerm, CpuTerm, add_gradients
+from proxfield.core.engines.numba.pack import (
+    CHUNK,
+    BinaryCpuTerm,
+    add_gradients,
+    binary_constant,
+    is_binary,
+    pack_binary,
+)
 from proxfield.core.engines.reference import TINY, ReferenceState
-from proxfield.core.lowering.forests import FieldGraph, make_forests
-from proxfield.core.lowering.lowered import Lowered
+from proxfield.core.lowering.lowered import FieldGraph, Lowered, make_forests
 
 
 def compile_cpu(lowered: Lowered, dtype: str = "float64", threads: int | None = None) -> CpuProgram:
@@ -85,7 +85,7 @@ class BinaryProgram(CpuProgram):
     def _both(self, s: CpuState, variables: Ints | slice) -> tuple[Doubles, Doubles]:
         """Marginals of the two labels of some variables, impossible labels apart."""
         if s.natural:  # v + ½ would round a small probability to 0
-            a = s.arrays.a[variables].astype(np.float64)
+            a = s.arrays.theta[variables].astype(np.float64)
             e = np.exp(-np.abs(a))
             small = e / (1.0 + e)
             return np.where(a > 0, 1.0 - small, small), np.where(a > 0, small, 1.0 - small)
@@ -125,16 +125,10 @@ class BinaryProgram(CpuProgram):
     def spins_at(self, state: State, variables: Ints | slice) -> Floats:
         """v = q(1) − ½ of some variables.  # (m,)"""
         s: CpuState = state.arrays
-        found: Floats = s.arrays.v[s.phase][self._inside][variables]
-        return found
+        return np.asarray(s.arrays.q[s.phase][self._inside][variables])
 
     def set_bias(self, bias: Floats, variables: Ints | slice) -> None:
-        """Replace the energies of label 1 less those of label 0, which keep their mean.
-
-        Args:
-            bias: The differences.  # (m,)
-            variables: Of which variables, with two possible labels each.  # (m,)
-        """
+        """Replace energies of label 1 less those of 0 of free variables; means stay.  # (m,)"""
         self.version += 1
         self.pack.bias[variables] = bias
 
@@ -153,69 +147,45 @@ class BinaryProgram(CpuProgram):
             free = np.asarray(np.isfinite(before).all(axis=1))
             kept = at, variable[free], both, free, shared_constant(before, free)
         _, variable, both, free, old = kept
-        self._write_unary(energies, at)
+        Program.set_unary(self, energies, at)
         after = self.lowered.unary[both].astype(np.float64)
         new = shared_constant(after, free)
         self.constant += new - old
         self._replaced = at, variable, both, free, new
         self.pack.bias[variable] = after[free, 1] - after[free, 0]
 
-    def _buffer(self, s: CpuState) -> Floats:
-        buffer: Floats = s.arrays.v[s.phase]
-        return buffer
-
-    def _natural(self, s: CpuState) -> Floats:
-        a: Floats = s.arrays.a
-        return a
-
-    def _send(self, s: CpuState) -> None:
-        pass  # there are no larger tables
-
     def _add_extras(self, s: CpuState) -> float:
         """Binary fields: ``g`` holds the difference between the labels."""
         total, q = 0.0, None
-        if self._binary_extras:
-            logs = self._logs
+        quick = [own for own in self.extras if isinstance(own, BinaryCpuTerm)]
+        if quick:  # one number of each variable is enough
+            logs = np.empty(self.n)
             binary.log_first(self.pack, s.arrays, s.phase, s.natural, logs)
-            for quick in self._binary_extras:
-                total += quick.add_binary_gradient(logs, s.arrays.g)
-        for term in self._other_extras:
+            for own in quick:
+                total += own.add_binary_gradient(logs, s.arrays.g)
+        for term in self.extras:
+            if isinstance(term, BinaryCpuTerm):
+                continue
             q = self.marginals(State(s)) if q is None else q
             g = np.zeros(self.layout.size, dtype=self.dtype)
             total += add_gradients([term], q, g)
             s.arrays.g[:] += g[1::2] - g[::2]
         return total
 
-    @cached_property
-    def _binary_extras(self) -> list[BinaryCpuTerm]:
-        """Extra terms that need one number of each variable."""
-        extras: list[object] = [*self.extras]
-        return [own for own in extras if isinstance(own, BinaryCpuTerm)]
-
-    @cached_property
-    def _other_extras(self) -> list[CpuTerm]:
-        """Extra terms that need the marginals."""
-        return [own for own in self.extras if not isinstance(own, BinaryCpuTerm)]
-
-    @cached_property
-    def _logs(self) -> Doubles:
-        """Room for log q_i(0).  # (n,)"""
-        return np.empty(self.n)
-
     def _set(self, s: CpuState, theta: Floats) -> None:
-        s.arrays.a[:] = theta[1::2] - theta[::2]
+        s.arrays.theta[:] = theta[1::2] - theta[::2]
         q = softmax(self.layout.owner, self.layout.offsets, theta)
         self._buffer(s)[self._inside] = q[1::2] - 0.5
 
     def _take_moments(self, s: CpuState, before: ReferenceState, centered: bool) -> None:
         theta, u, v = before.theta, before.u, before.v
         known = np.isfinite(theta[1::2]) & np.isfinite(theta[::2])  # the others are clamped
-        s.arrays.a[known] = theta[1::2][known] - theta[::2][known]
-        s.arrays.first[:] = u[1::2] if centered else u[1::2] - u[::2]
-        s.arrays.second[:] = v[1::2]
+        s.arrays.theta[known] = theta[1::2][known] - theta[::2][known]
+        s.arrays.u[:] = u[1::2] if centered else u[1::2] - u[::2]
+        s.arrays.v[:] = v[1::2]
 
     def _theta(self, s: CpuState) -> Doubles:
-        return np.stack([np.zeros(self.n), s.arrays.a.astype(np.float64)], axis=1).ravel()
+        return np.stack([np.zeros(self.n), s.arrays.theta.astype(np.float64)], axis=1).ravel()
 
     def _flat_gradient(self, s: CpuState) -> Doubles:
         pairs = self.lowered.unary.reshape(-1, 2)
@@ -228,7 +198,7 @@ class BinaryProgram(CpuProgram):
     def couple(self, v: Floats) -> Doubles:
         """W v, without the bias: what curvature needs.  # (n,)"""
         pack, arrays = self._coupling
-        arrays.v[0, self._inside] = v
+        arrays.q[0, self._inside] = v
         loops.evaluate(pack, None, arrays, 0, False)
         return arrays.g.astype(np.float64)
 
@@ -238,25 +208,26 @@ class BinaryProgram(CpuProgram):
         pack = self.pack._replace(bias=np.zeros_like(self.pack.bias))
         return pack, self.start(np.full(2 * self.n, 0.5)).arrays.arrays
 
-    def _chain_arrays(self, starts: Doubles) -> tuple[Floats, Floats]:
+    def _chain_arrays(self, starts: Doubles) -> Floats:
         v = np.zeros((len(starts), self.n + 2 * self.pack.pad), dtype=self.dtype)
         v[:, self._inside] = starts[:, 1::2] - 0.5
-        return v, np.zeros((len(starts), self.n), dtype=self.dtype)
+        return v
 
     def _chain_marginals(self, arrays: Floats) -> Doubles:
         one = arrays[:, self._inside].astype(np.float64) + 0.5
         return np.stack([1.0 - one, one], axis=2).reshape(len(arrays), -1)
 
-    def _draw(
-        self, schedule: Cooling, arrays: Floats, forests: BinaryForests | GeneralForests
-    ) -> None:
+    def _draw(self, schedule: Cooling, arrays: Floats, forests: Any) -> None:
         room = np.empty((len(arrays), 4, max(self.n, BLOCK)))
-        draw_binary(self.sweep_pack, forests, arrays, schedule, room)
+        chains.draw_binary(self.sweep_pack, forests, arrays, schedule, room)
 
-    def _pack_forests(self, count: int, usable: NDArray[np.bool_]) -> BinaryForests:
+    def _pack_forests(self, count: int, usable: NDArray[np.bool_]) -> Any:
         pack, none = self.sweep_pack, np.zeros(0, dtype=np.int64)
         graph = FieldGraph(pack.row, pack.column, np.zeros(self.n + 1, dtype=np.int64), none, 0)
-        return pack_binary_forests(pack, make_forests(graph, usable, count))
+        start, node, above, edge, rest = make_forests(graph, usable, count)
+        weight = np.zeros(len(node))
+        weight[above >= 0] = pack.weight[edge[above >= 0]]
+        return chains.BinaryForests(start, node, above, weight, rest)
 
 
 def shared_constant(pairs: Doubles, free: NDArray[np.bool_]) -> float:

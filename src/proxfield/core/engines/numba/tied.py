@@ -27,13 +27,7 @@ from proxfield.core.engines.recorded import ArrayUpdates, Factors, Recorded
 
 
 class TableUpdates(ArrayUpdates):
-    """Updates of factors over the tables w, which are the parameters.
-
-    Args:
-        factors: Factors of one, two and more variables.
-        offsets: First entry of each variable.  # (n + 1,)
-        w: The tables, one after another.  # (n_entries,)
-    """
+    """Updates of factors (with entries from ``offsets`` on) over the tables w, the parameters."""
 
     def __init__(self, factors: Sequence[Factors], offsets: Ints, w: Doubles) -> None:
         super().__init__(int(offsets[-1]), len(w))
@@ -45,14 +39,10 @@ class TableUpdates(ArrayUpdates):
             add_gradient(w, f, offsets, self.unary, self.unary)
 
     def softmax(self, theta: Doubles) -> Doubles:
-        q = np.empty_like(theta)
-        softmax(theta, self.offsets, q)
-        return q
+        return np.asarray(softmax(theta, self.offsets))
 
     def covariance(self, q: Doubles, d: Doubles) -> Doubles:
-        out = np.empty_like(d)
-        covariance(q, d, self.offsets, out)
-        return out
+        return np.asarray(covariance(q, d, self.offsets))
 
     def gradient(self, q: Doubles) -> tuple[Doubles, list[Doubles]]:
         g = self.unary.copy()
@@ -72,8 +62,9 @@ class TableUpdates(ArrayUpdates):
 
 
 @kernel
-def softmax(theta: Doubles, offsets: Ints, q: Doubles) -> None:
-    """q = softmax(−θ), variable by variable."""
+def softmax(theta: Doubles, offsets: Ints) -> Doubles:
+    """softmax(−θ), variable by variable."""
+    q = np.empty_like(theta)
     for v in range(len(offsets) - 1):
         first, last = offsets[v], offsets[v + 1]
         low = theta[first]
@@ -85,11 +76,13 @@ def softmax(theta: Doubles, offsets: Ints, q: Doubles) -> None:
             total += q[a]
         for a in range(first, last):
             q[a] /= total
+    return q
 
 
 @kernel
-def covariance(q: Doubles, d: Doubles, offsets: Ints, out: Doubles) -> None:
+def covariance(q: Doubles, d: Doubles, offsets: Ints) -> Doubles:
     """(diag(q) − q qᵀ) d of each variable: q_l (d_l − Σ_k q_k d_k)."""
+    out = np.empty_like(d)
     for v in range(len(offsets) - 1):
         first, last = offsets[v], offsets[v + 1]
         mean = 0.0
@@ -97,6 +90,7 @@ def covariance(q: Doubles, d: Doubles, offsets: Ints, out: Doubles) -> None:
             mean += q[a] * d[a]
         for a in range(first, last):
             out[a] = q[a] * (d[a] - mean)
+    return out
 
 
 @inlined
@@ -262,12 +256,7 @@ class KeptSpins:
 class SpinUpdates(Recorded[KeptSpins]):
     """Updates of binary variables and pairs over the tables w, which are the parameters.
 
-    Args:
-        single: Factors of one variable.
-        edges: Factors of two.
-        runs: Runs of the edges; see `Spins`.
-        ptr: First variable of each instance, and the number of variables.
-        w: The tables, one after another.  # (n_entries,)
+    ``runs`` are runs of the edges (see `Spins`), ``ptr`` first variables of instances.
     """
 
     def __init__(
@@ -324,13 +313,6 @@ def as_spins(w: Doubles, single: Factors, edges: Factors, offsets: Ints) -> tupl
     return h, j
 
 
-@inlined
-def _tanh(x: float) -> float:
-    e = exp_negative(-2.0 * abs(x))
-    t = (1.0 - e) / (1.0 + e)
-    return t if x >= 0 else -t
-
-
 @kernel
 def couplings(w: Doubles, f: Factors, j: Doubles, h: Doubles) -> None:
     """Tables of edges as J·s·t + a·s + b·t: J of each edge, and a and b added to h."""
@@ -374,12 +356,7 @@ def _couple(
 def forward(f: Spins, step: float, made: int, m: Doubles, theta: Doubles) -> None:
     """Updates θ ← (1 − step)·θ + step·(h + J m); all m are kept.
 
-    Args:
-        f: The field.
-        step: The step.
-        made: Number of updates that were made before; their m and θ are given.
-        m: Mean spins before each update and after the last.  # (updates + 1, n)
-        theta: θ, changed in place.  # (n,)
+    ``made`` updates were made before, whose m and θ are given.  # m: (updates + 1, n), theta: (n,)
     """
     variables, j, runs, run_ptr, force = f.variables, f.j, f.runs, f.run_ptr, np.empty(len(f.h))
     for a in range(len(f.ptr) - 1):  # all updates of an instance while it is in the cache
@@ -391,7 +368,9 @@ def forward(f: Spins, step: float, made: int, m: Doubles, theta: Doubles) -> Non
                     _couple(variables, j, runs[r], runs[r + 1], m[t], force)
             for v in range(v0, v1):
                 theta[v] = (1.0 - step) * theta[v] + step * force[v]
-                m[t + 1, v] = -_tanh(theta[v])
+                e = exp_negative(-2.0 * abs(theta[v]))
+                size = (1.0 - e) / (1.0 + e)  # of −tanh θ
+                m[t + 1, v] = -size if theta[v] >= 0 else size
 
 
 @kernel

@@ -29,12 +29,7 @@ MAX_SHARED_TABLES = 16
 
 
 class Padding:
-    """Flat arrays of a layout as (n, largest n_labels), and back.
-
-    Args:
-        layout: Where each variable's labels live in a flat array.
-        device: Device of the tensors.
-    """
+    """Flat arrays of a layout as (n, largest n_labels), and back."""
 
     def __init__(self, layout: Layout, device: TorchDevice) -> None:
         self.n = layout.n_vars
@@ -63,13 +58,7 @@ class Padding:
 
 
 class Collect:
-    """Sums rows into variables by gathering: variables of like degree together.
-
-    Args:
-        owner: The variable that each row is for.  # (rows,)
-        n: Number of variables.
-        device: Device of the tensors.
-    """
+    """Sums rows into variables (their ``owner``) by gathering, those of like degree together."""
 
     def __init__(self, owner: Ints, n: int, device: TorchDevice) -> None:
         order = np.argsort(owner, kind="stable")
@@ -145,18 +134,16 @@ class FactorTables:
         self.owner = np.concatenate(owner)
         self.own = "" if few else "y"
 
-    def _contract(self, table: Tensor, weights: list[Tensor], position: int) -> Tensor:
-        return contract(table, self.own, weights, position)
-
     def messages(self, q: Tensor, _: Tensor | None = None) -> Tensor:
         """# (B, n, labels) -> (B, rows, labels)"""
         out = []
         for scopes, table, hard in self.groups:
             weights = [q[:, scopes[:, p], :c] for p, c in enumerate(self.shape)]
             for p, c in enumerate(self.shape):
-                part = self._contract(table, weights, p)
+                part = contract(table, self.own, weights, p)
                 if hard is not None:
-                    hit = self._contract(hard, [(w > 0).to(w.dtype) for w in weights], p) > 0
+                    seen = [(w > 0).to(w.dtype) for w in weights]
+                    hit = contract(hard, self.own, seen, p) > 0
                     part = torch.where(hit, torch.full_like(part, torch.inf), part)
                 out.append(torch.nn.functional.pad(part, (0, self.labels - c)))
         return torch.cat(out, dim=1)
@@ -190,11 +177,8 @@ class TiedTables:
 def contract(table: Tensor, own: str, weights: list[Tensor], position: int) -> Tensor:
     """Σ table[x] Π_{p ≠ position} weights_p(x_p) over x with x_position = l.
 
-    Args:
-        table: # (…, c_1, …, c_k)
-        own: Leading axes of the table: "" (one table), "y" (by scope), "zy" (by image and scope).
-        weights: Marginals at each position.  # (B, m, c_p) each
-        position: The one that isn't summed over.
+    ``own``: leading axes of the table, "" (one table), "y" (by scope), "zy" (by image and scope).
+    # table: (…, c_1, …, c_k), weights: (B, m, c_p) each
     """
     letters = string.ascii_lowercase[: len(weights)]  # of 23: tables end long before
     out, spec = table, own + letters
@@ -251,25 +235,16 @@ class AllPairs:
 
 
 class Energy:
-    """E(q) of a lowered field.
+    """E(q) of a lowered field, without terms that have no implementation for "torch" (`unknown`).
 
-    Args:
-        lowered: The field. Terms without an implementation for "torch" are left out: see `unknown`.
-        dtype: ``torch.float32`` or ``torch.float64``.
-        device: Where to compute.
-        exact: Also take Gaussian terms that asked for the lattice, and sum over all pairs.
-        given: More terms, whose weights or tables come with each call.
+    With ``exact`` Gaussian terms that asked for the lattice are summed over all pairs; weights or
+    tables of the terms in ``given`` come with each call.
     """
 
     def __init__(
-        self,
-        lowered: Lowered,
-        dtype: TorchDtype,
-        device: TorchDevice,
-        *,
-        exact: bool = False,
+        self, lowered: Lowered, dtype: TorchDtype, device: TorchDevice, *, exact: bool = False,
         given: Sequence[Term] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         layout = lowered.layout
         self.lowered, self.dtype, self.device = lowered, dtype, device
         self.sums = sum_type(device)
@@ -318,12 +293,9 @@ class Energy:
             yield part, part.messages(q, weights if k < first else given[k - first])
 
     def gradient(self, q: Tensor, unary: Tensor, *weights: Tensor) -> Tensor:
-        """dE/dq; +inf where a label is impossible.
+        """dE/dq; +inf where a label is impossible. ``weights`` are for terms that were given apart.
 
-        Args:
-            q: # (B, n, labels)
-            unary: Energies of single labels.  # (B, n, labels) or (1, n, labels)
-            *weights: Parameters of the terms that were given apart.  # (P,) or (B, P) each
+        # q: (B, n, labels), unary: (B, n, labels) or (1, n, labels), weights: (P,) or (B, P) each
         """
         out = unary.expand(len(q), -1, -1)
         rows = [message.expand(len(q), -1, -1) for _, message in self._messages(q, weights)]
@@ -364,3 +336,29 @@ def maker_of(term: Term, exact: bool) -> Maker | None:
     if maker is AllPairs and not exact and isinstance(term, Gaussian):
         return maker if term.filter_kind == "exact" else None
     return maker
+
+
+# ---- softmax and the proximal step over batches of variables ----
+
+
+def softmax(theta: Tensor) -> Tensor:
+    """q = softmax(−θ); +inf gives 0, and all +inf gives zeros, not NaN.  # (B, n, c)"""
+    low = theta.amin(dim=-1, keepdim=True)
+    low = torch.where(torch.isinf(low), torch.zeros_like(low), low)
+    e = torch.exp(low - theta)
+    total = e.sum(dim=-1, keepdim=True)
+    return e / torch.where(total > 0, total, torch.ones_like(total))
+
+
+def possible(theta: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Finite θ and θ*, and where θ* was +inf, which rules a label out.  # (B, n, c) each"""
+    impossible = torch.isinf(target)
+    target = torch.where(impossible, torch.zeros_like(target), target)
+    return torch.where(impossible | torch.isinf(theta), target, theta), target, impossible
+
+
+def moved(theta: Tensor, target: Tensor, step: Tensor) -> Tensor:
+    """θ − step (θ − θ*), where +inf in θ* rules a label out.  # (B, n, c)"""
+    theta, target, impossible = possible(theta, target)
+    out = theta - step * (theta - target)
+    return torch.where(impossible, torch.full_like(out, torch.inf), out)

@@ -19,7 +19,7 @@ from proxfield.core.common.arrays import Array
 from proxfield.core.devices.cuda import torch
 from proxfield.core.devices.tensors import Tensor, TorchDevice
 from proxfield.core.engines.base import Program, Rows, State, Tangent, softmax
-from proxfield.core.engines.numba.terms import VisitingSweeps, on_cpu
+from proxfield.core.engines.numba.pack import VisitingSweeps, on_cpu
 from proxfield.core.engines.plan import Chains, Custom, Explored, Order, Plan
 from proxfield.core.engines.triton.batch import BatchProgram
 from proxfield.core.engines.triton.binary_pack import BinaryTensors

@@ -38,7 +38,7 @@ from proxfield.core.engines.triton.sweeps.sweeps import (
     grouped,
     level_of,
 )
-from proxfield.core.lowering.forests import FORESTS, graph_of, make_forests
+from proxfield.core.lowering.lowered import FORESTS, graph_of, make_forests
 from proxfield.core.terms.base import Floats, Ints
 
 MAX_CHAINS = 32_768

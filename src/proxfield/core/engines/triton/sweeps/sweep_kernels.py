@@ -88,7 +88,7 @@ class Some(NamedTuple):
 
 @jit
 def uniform(seed, counter):
-    """The numbers of `core.compiled.random`, for int64 seeds and counters with their bits."""
+    """The numbers of `core.compiled.math`, for int64 seeds and counters with their bits."""
     z = seed.to(tl.uint64, bitcast=True) + (counter + 1).to(tl.uint64) * 0x9E3779B97F4A7C15
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB
