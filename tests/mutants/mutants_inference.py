@@ -71,7 +71,7 @@ STEPS = [
     ),
     Mutant(
         "annealed-step-not-for-its-temperature",
-        "core/solve/rules/portfolio.py",
+        "core/solve/rules/anneal.py",
         "problem.curvature.damping(1.0 / temperature)",
         "problem.curvature.damping(1.0)",
         "rules/test_solvers.py::test_steps_are_certified_for_their_temperature",
@@ -331,7 +331,7 @@ BUDGETS = [
 SEARCH = [
     Mutant(
         "auto-convexity-threshold",
-        "core/solve/search/minimum.py",
+        "core/solve/rules/auto.py",
         "scale <= 2.0",
         "scale <= 4.0",
         "rules/test_solvers.py::test_auto_searches_where_f_may_have_two_minima",
@@ -375,7 +375,7 @@ SEARCH = [
     ),
     Mutant(
         "annealing-starts-cold",
-        "core/solve/rules/portfolio.py",
+        "core/solve/rules/anneal.py",
         "self.hot or max(1.0, session.problem.curvature.smallest / 2)",
         "self.hot or 1.0",
         "rules/test_solvers.py::test_annealing_does_not_depend_on_the_start",

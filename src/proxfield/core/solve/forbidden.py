@@ -24,8 +24,8 @@ from proxfield.core.lowering.lowered import Lowered, interaction_scale
 from proxfield.core.solve.history import LOOK_SECONDS, Limits
 from proxfield.core.solve.loop import Loop, warm_up
 from proxfield.core.solve.rules.base import Outcome, Rule
-from proxfield.core.solve.rules.parallel import Sweep
 from proxfield.core.solve.rules.portfolio import HALTED
+from proxfield.core.solve.rules.schedules import Sweep
 from proxfield.core.solve.search import tuned
 from proxfield.core.solve.search.labelling import LabellingSearch
 from proxfield.core.solve.session import Session

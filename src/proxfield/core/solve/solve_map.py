@@ -25,9 +25,9 @@ from proxfield.core.solve.infer import infer_one
 from proxfield.core.solve.progress import watching
 from proxfield.core.solve.request import Request, Start, check, choose_kernels, device_memory
 from proxfield.core.solve.rounding import MAX_SWEEPS, improved_singly, rounding_program
+from proxfield.core.solve.rules.auto import Auto
 from proxfield.core.solve.search import tuned
 from proxfield.core.solve.search.labelling import MapSearch
-from proxfield.core.solve.search.minimum import Auto
 from proxfield.core.solve.session import Session
 from proxfield.core.terms.base import Doubles, Ints, as_indices
 from proxfield.errors import InputError, InputTypeError, shown

@@ -1,6 +1,6 @@
-"""The rules that iterate one plan, on one page. A new rule is one class and one line in `registry`.
+"""The paper's parallel methods, on one page. A new rule is one class and one line in `registry`.
 
-A rule is a small set of parameters and a `plan`: how the state moves. The paper's parallel
+A rule is a small set of parameters and a `plan`: how the state moves. All parallel
 rules move θ towards the target θ* = g(q), the energies that the neighbors give; they
 differ in the damping d (the step is 1 / (1 + d)), in what is averaged over time, and in
 the space in which one averages.
@@ -16,9 +16,7 @@ import numpy as np
 from proxfield.core.engines.plan import (
     Custom,
     Kind,
-    Order,
     Plan,
-    Search,
     Update,
     UpdateFunction,
 )
@@ -181,98 +179,6 @@ class Adam(Rule):
         kind = Kind.ADAM if self.variant == "default" else Kind.ADAM_PRINTED
         step, decays = problem.curvature.steps(self.step), (self.gamma1, self.gamma2)
         return Update(kind, step, *decays, epsilon=self.epsilon)
-
-
-@dataclass(frozen=True)
-class Backtracking(Rule):
-    """θ ← θ − s (θ − θ*) with the largest step s found so far that doesn't raise F.
-
-    For terms that can't bound their curvature, and for those whose bound is cautious. The step
-    starts small and grows slowly: from s = 1 a field of high order can jump to a state from
-    which it doesn't return, and settle at a poor minimum.
-
-    Args:
-        first: The step of the first update.
-        growth: Factor by which the step grows after every update.
-        shrinkage: Factor by which it shrinks when F rose; that update is made again.
-        largest: Maximum step.
-
-    Example:
-        >>> import proxfield as pf
-        >>> field = pf.Field(2, 2).add(pf.Potts([[0, 1]], -1.0))
-        >>> pf.infer(field, "backtracking", init="random").status.name
-        'CONVERGED'
-    """
-
-    name = "backtracking"
-    step: ClassVar[None] = None
-    summary = "the step is found by looking at F; needs no curvature, F never rises"
-    monotone = True
-    first: float = 0.2
-    growth: float = 1.1
-    shrinkage: float = 0.5
-    largest: float = 0.7
-
-    def check(self) -> None:
-        self._number("first", 0.0, 1.0)
-        self._number("largest", 0.0, 1.0)
-        self._number("growth", 0.0, np.inf, closed=False)
-        self._number("shrinkage", 0.0, 1.0, closed=False)
-        if self.growth < 1:
-            raise InputError(f"backtracking: growth={self.growth:g}, expected 1 or more")
-        if self.first > self.largest:
-            raise InputError(
-                f"backtracking: first={self.first:g} is above largest={self.largest:g}"
-            )
-
-    def plan(self, problem: Problem) -> Plan:
-        search = Search(self.first, self.growth, self.shrinkage, self.largest)
-        return Update(Kind.PROXIMAL, np.full(problem.n_vars, self.first), search=search)
-
-
-@dataclass(frozen=True)
-class Sweep(Rule):
-    """Coordinate descent: each variable in turn takes its exact optimum. F never rises.
-
-    Args:
-        order: "natural", or "random" (a new seeded order for every sweep).
-    """
-
-    name = "sweep"
-    step: ClassVar[None] = None
-    summary = "one variable at a time; never raises F, can't run in parallel"
-    monotone = True
-    visits_variables = True
-    needs_whole_field = "a rank would wait for all variables of the ranks before it: use colored"
-    order: str = "natural"
-
-    def check(self) -> None:
-        self._word("order", "natural", "random")
-
-    def plan(self, problem: Problem) -> Plan:
-        shuffle = np.random.default_rng(problem.seed) if self.order == "random" else None
-        return Order(np.arange(problem.n_vars), shuffle=shuffle)
-
-
-@dataclass(frozen=True)
-class Colored(Rule):
-    """Coordinate descent by graph color: variables that share no term move together.
-
-    Exactly a sweep in color order, hence monotone, but parallel within a color.
-    """
-
-    name = "colored"
-    step: ClassVar[None] = None
-    summary = "sweep in parallel by graph color; monotone, best on sparse graphs"
-    monotone = True
-    visits_variables = True
-
-    def prepare(self, problem: Problem) -> None:
-        _ = problem.coloring
-
-    def plan(self, problem: Problem) -> Plan:
-        order, starts = problem.coloring
-        return Order(order, starts=starts)
 
 
 @dataclass(frozen=True)

@@ -11,21 +11,21 @@ from proxfield.errors import InputError, shown
 
 RULES: Registry[type[Rule]] = Registry(
     {
-        "sweep": "rules.parallel:Sweep",
-        "colored": "rules.parallel:Colored",
-        "full-parallel": "rules.parallel:FullParallel",
-        "adhoc": "rules.parallel:AdHoc",
-        "fixed": "rules.parallel:Fixed",
-        "adaptive": "rules.parallel:Adaptive",
-        "backtracking": "rules.parallel:Backtracking",
-        "momentum": "rules.parallel:Momentum",
-        "adam": "rules.parallel:Adam",
-        "anneal": "rules.portfolio:Anneal",
-        "restarts": "rules.portfolio:Restarts",
-        "portfolio": "rules.portfolio:Portfolio",
-        "auto": "search.minimum:Auto",
+        "sweep": "schedules:Sweep",
+        "colored": "schedules:Colored",
+        "full-parallel": "parallel:FullParallel",
+        "adhoc": "parallel:AdHoc",
+        "fixed": "parallel:Fixed",
+        "adaptive": "parallel:Adaptive",
+        "backtracking": "backtracking:Backtracking",
+        "momentum": "parallel:Momentum",
+        "adam": "parallel:Adam",
+        "anneal": "anneal:Anneal",
+        "restarts": "portfolio:Restarts",
+        "portfolio": "portfolio:Portfolio",
+        "auto": "auto:Auto",
     },
-    package="proxfield.core.solve",
+    package="proxfield.core.solve.rules",
 )
 
 

@@ -19,8 +19,8 @@ from proxfield.core.common.interrupts import finish_first
 from proxfield.core.engines.plan import Chains, Plan
 from proxfield.core.lowering.lowered import Lowered, interaction_scale, unary_scale
 from proxfield.core.solve.rules.base import Outcome, Problem, Rule
-from proxfield.core.solve.rules.parallel import Sweep
 from proxfield.core.solve.rules.portfolio import visits
+from proxfield.core.solve.rules.schedules import Sweep
 from proxfield.core.solve.search import tuned
 from proxfield.core.solve.search.chains import Arms, ChainSearch
 from proxfield.core.solve.search.parts import Parts
