@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from proxfield.core.common.extras import install_hint
 from proxfield.core.common.memory import human_bytes
 from proxfield.core.devices.base import Device, FoundDevice, unknown
-from proxfield.core.devices.tensors import Kernel, TorchDevice, TorchDtype
+from proxfield.core.devices.tensors import CudaGraph, Kernel, TorchDevice, TorchDtype
 from proxfield.errors import InputError, MemoryLimitError, MissingDependencyError
+
+T = TypeVar("T")
 
 OLDEST_TORCH = (2, 4)
 """The first with ``torch.library.custom_op``."""
@@ -156,6 +160,28 @@ def jit_for_any(
 def constant(value: float) -> constexpr:
     """A number that kernels may read as a global variable."""
     return value if tl is None else tl.constexpr(value)
+
+
+_RECORDING = threading.Lock()
+
+
+def record(work: Callable[[], T]) -> tuple[CudaGraph, T]:
+    """The kernels that ``work`` launches as a CUDA graph, and what it returns.
+
+    Python's garbage collector rests meanwhile: destroying another graph on the capturing stream
+    would invalidate the capture.
+    """
+    graph = torch.cuda.CUDAGraph()
+    with _RECORDING:
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                out = work()
+        finally:
+            if collects:
+                gc.enable()
+    return graph, out
 
 
 def interpreted() -> bool:

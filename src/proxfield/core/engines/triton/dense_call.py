@@ -12,16 +12,15 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.core.common.arrays import Pixels
-from proxfield.core.devices.cuda import torch
+from proxfield.core.devices.cuda import record, torch
 from proxfield.core.devices.tensors import CudaGraph, Tensor, TorchDevice, TorchDtype
 from proxfield.core.engines.plan import damping_for
 from proxfield.core.engines.triton import dense_kernels as kernels
@@ -35,7 +34,6 @@ from proxfield.core.filters.triton.lattice import LatticePlan, count_touched
 from proxfield.core.filters.triton.plans import MATRIX_POINTS, choose_kind
 from proxfield.core.filters.triton.segments import has_kernels
 
-T = TypeVar("T")
 Blurs = tuple[Blur, ...]
 """The kind of blur of each term's lattice."""
 Outputs = tuple[Tensor, Tensor, Tensor]
@@ -218,14 +216,6 @@ class Made:
         return self.fixed is not None or self.kind == "lattice"
 
 
-def record(work: Callable[[], T]) -> tuple[CudaGraph, T]:
-    """Kernels as a graph, and the tensors that it leaves."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        out = work()
-    return graph, out
-
-
 def centered_ends(table: NDArray[np.float64]) -> tuple[float, float]:
     """The smallest and the largest eigenvalue of a compatibility between centering projections."""
     centering = np.eye(len(table)) - 1.0 / len(table)
@@ -290,8 +280,12 @@ class DenseCall:
             made.choose_blur()
         blurs = tuple(made.blur for made in self.terms)
         self.calls[blurs] += 1
-        if blurs not in self.graphs and self.calls[blurs] > 1:
-            self._record(blurs)
+        possible = self.device.type == "cuda" and all(made.recordable for made in self.terms)
+        if blurs not in self.graphs and self.calls[blurs] > 1 and possible:
+            self._compute(recorded=True)  # compiles what arrays of this size need
+            torch.cuda.synchronize(self.device)
+            # the next images of this size replay it
+            self.graphs[blurs] = record(lambda: self._compute(recorded=True))
         found = None
         if blurs in self.graphs:
             graph, outputs = self.graphs[blurs]
@@ -303,15 +297,6 @@ class DenseCall:
             found = self._take(*self._compute(recorded=False), recorded=False)
             assert found is not None, "there is room for as many as there are"
         return found
-
-    def _record(self, blurs: Blurs) -> None:
-        """Record all kernels, if that is possible; the next images of this size replay them."""
-        possible = self.device.type == "cuda" and all(made.recordable for made in self.terms)
-        if not possible:
-            return
-        self._compute(recorded=True)  # compiles what arrays of this size need
-        torch.cuda.synchronize(self.device)
-        self.graphs[blurs] = record(lambda: self._compute(recorded=True))
 
     def _compute(self, recorded: bool) -> Outputs:
         """All the work, in an order that a graph can hold."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.core.devices.cuda import find_device, torch
+from proxfield.core.devices.cuda import find_device, record, torch
 from proxfield.core.devices.tensors import CudaGraph, Tensor, TorchDevice, TorchDtype
 from proxfield.core.engines.numba.pack import is_binary
 from proxfield.core.engines.plan import Kind, Update
@@ -261,8 +262,7 @@ class Graphs:
     def repeat(self, key: Hashable, once: Callable[[], None], n: int, capturable: bool) -> None:
         """Call ``once`` n times, through graphs where that can be."""
         if not capturable or not ENABLED or self.device.type != "cuda":
-            for _ in range(n):
-                once()
+            times(once, n)
             return
         before = self.asked.get(key, 0)
         self.asked[key] = before + n
@@ -273,19 +273,17 @@ class Graphs:
             if self.asked[key] < MIN_ITERATIONS and (key, length) not in self.found:
                 continue
             while n >= length:
-                self._graph(key, once, length).replay()
+                if (key, length) not in self.found:
+                    self.found[key, length], _ = record(partial(times, once, length))
+                self.found[key, length].replay()
                 n -= length
-        for _ in range(n):
-            once()
+        times(once, n)
 
-    def _graph(self, key: Hashable, once: Callable[[], None], length: int) -> CudaGraph:
-        if (key, length) not in self.found:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                for _ in range(length):
-                    once()
-            self.found[key, length] = graph
-        return self.found[key, length]
+
+def times(once: Callable[[], None], n: int) -> None:
+    """Call it n times."""
+    for _ in range(n):
+        once()
 
 
 @dataclass(eq=False)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.core.compiled.graphs import tree_levels
-from proxfield.core.devices.cuda import torch
+from proxfield.core.devices.cuda import record, torch
 from proxfield.core.devices.tensors import Tensor
 from proxfield.core.engines.numba.general_chains import pack_general_forests
 from proxfield.core.engines.numba.pack import pack_general
@@ -169,14 +169,12 @@ def repeat(step: Callable[[], None], times: int, launches: int, sweeper: Sweeper
 
     It makes so many ``launches`` on fixed tensors, and asks nothing of the host.
     """
-    record = sweeper.device.type == "cuda" and (times - 1) * launches >= RECORD_FROM
-    for _ in range(min(times, 1) if record else times):  # the first compiles, too
+    recorded = sweeper.device.type == "cuda" and (times - 1) * launches >= RECORD_FROM
+    for _ in range(min(times, 1) if recorded else times):  # the first compiles, too
         step()
-    if record:
+    if recorded:
         with sweeper.here():
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                step()
+            graph, _ = record(step)
             for _ in range(times - 1):
                 graph.replay()
             torch.cuda.current_stream().synchronize()  # before the graph is gone
