@@ -266,7 +266,9 @@ def test_marginals_of_pairs_of_each_field() -> None:
     slot.board[:, board.TICK] = torch.tensor([4, 5], dtype=torch.int32)
     expected = program.natural.marginals(program._present(slot))
     slot.shift.fill_(7.0)
-    binary.read_marginals(slot, program.front, 2, 28)
+    binary.read_pairs[(2, 2)](
+        slot.buffers[0, program.front :], slot.stride, slot.status, slot.q, slot.shift, 28, BLOCK=16
+    )
     np.testing.assert_allclose(slot.q.cpu(), expected.cpu(), rtol=1e-14)
     assert not slot.shift[:56].any()
 

@@ -19,11 +19,10 @@ from device_terms import (
 import proxfield as pf
 from proxfield.core.engines.triton.terms.base import ConsistencyOnDevice, HostTerm, on_device
 from proxfield.core.engines.triton.terms.gaussian import attach
-from proxfield.core.filters.torch.plans import PlainPlan
-from proxfield.core.filters.triton import plans
+from proxfield.core.filters.torch import plans
+from proxfield.core.filters.torch.plans import DeviceFilter, PlainPlan, choose_kind
 from proxfield.core.filters.triton.exact import ExactPlan
 from proxfield.core.filters.triton.lattice import LatticePlan
-from proxfield.core.filters.triton.plans import DeviceFilter, choose_kind
 from proxfield.core.terms.base import Layout
 from proxfield.core.terms.gaussian import NORMALIZATIONS
 

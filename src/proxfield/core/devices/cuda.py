@@ -7,7 +7,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
 from types import ModuleType
@@ -160,6 +160,16 @@ def jit_for_any(
 def constant(value: float) -> constexpr:
     """A number that kernels may read as a global variable."""
     return value if tl is None else tl.constexpr(value)
+
+
+def resolved(device: TorchDevice) -> TorchDevice:
+    """A device of torch with its number: "cuda" is the current one."""
+    return torch.zeros(0, device=device).device
+
+
+def launching(device: TorchDevice) -> AbstractContextManager[object]:
+    """A context in which kernels start on a device."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 _RECORDING = threading.Lock()

@@ -12,10 +12,9 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from proxfield.core.devices.cuda import torch
+from proxfield.core.devices.cuda import resolved, torch
 from proxfield.core.devices.tensors import Tensor, TorchDevice
 from proxfield.core.engines.triton.device_pack import from_numpy, power_of_two
-from proxfield.core.filters.triton.plans import resolved
 from proxfield.core.terms.base import Ints
 from proxfield.errors import UnsupportedError
 from proxfield.people.silhouettes import Boxes, Runs, Silhouettes

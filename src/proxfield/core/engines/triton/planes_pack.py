@@ -48,30 +48,28 @@ MIN_LOCALITY = 0.75
 
 
 def suits(joined: Joined) -> bool:
-    """Whether a batch is one field that is stored like this by default."""
+    """Whether a batch is one field that is stored like this by default.
+
+    Its pairs share few tables, none of which forbids anything, and it is local like a grid.
+    """
     low = joined.lowereds[0]
     if len(joined.lowereds) > 1 or low.extras or not (low.factors or low.potts is not None):
         return False
     labels, n = joined.common, joined.n
     if not 2 < labels <= MAX_LABELS or not SMALL_WORK < n * labels < 2**31 - 2**20:
         return False
-    if not few_tables(low.factors):
+    if any(factor.degree != 2 for factor in low.factors):
+        return False
+    if sum(len(factor.tables) for factor in low.factors) > MAX_GROUPS:
+        return False
+    if any(np.abs(factor.tables).max(initial=0.0) > MAX_TABLE_ENERGY for factor in low.factors):
+        return False
+    if len(oriented(low.factors)[0]) > MAX_GROUPS:
         return False
     ends = [factor.scopes for factor in low.factors]
     return locality(np.concatenate(ends if low.potts is None else [*ends, low.potts.edges])) >= (
         MIN_LOCALITY
     )
-
-
-def few_tables(factors: Sequence[Factor]) -> bool:
-    """Whether these are pairs that share few tables, none of which forbids anything."""
-    if any(factor.degree != 2 for factor in factors):
-        return False
-    if sum(len(factor.tables) for factor in factors) > MAX_GROUPS:
-        return False
-    if any(np.abs(factor.tables).max(initial=0.0) > MAX_TABLE_ENERGY for factor in factors):
-        return False
-    return len(oriented(factors)[0]) <= MAX_GROUPS
 
 
 def oriented(factors: Sequence[Factor]) -> tuple[NDArray[np.float64], list[tuple[Ints, Ints]]]:

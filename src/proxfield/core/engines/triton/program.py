@@ -24,7 +24,7 @@ from proxfield.core.engines.plan import Chains, Custom, Explored, Order, Plan
 from proxfield.core.engines.triton.batch import BatchProgram
 from proxfield.core.engines.triton.binary_pack import BinaryTensors
 from proxfield.core.engines.triton.device_pack import BatchState, default_device, from_numpy
-from proxfield.core.filters.triton.plans import DeviceFilter
+from proxfield.core.filters.torch.plans import DeviceFilter
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.terms.base import Floats, Ints
 

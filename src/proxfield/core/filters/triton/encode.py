@@ -12,6 +12,7 @@ large but multiples of one small number, so they cancel without error; the secon
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from proxfield.core.devices.cuda import constexpr, jit, tl, torch
@@ -162,18 +163,16 @@ def encode_in_order(
 
 def grids(d: int, largest: float) -> tuple[float, float]:
     """What coordinates are rounded to multiples of, and what the first part of ½‖xₕ‖² is."""
-    step = 2.0 ** (max(0, _exponent(largest)) - BITS)
+    step = 2.0 ** (_exponent(largest) - BITS)
     return step, 2.0 ** max(0, _exponent(0.5 * d * largest * largest) - 15)
 
 
 def _exponent(value: float) -> int:
-    """The smallest e with value ≤ 2^e.
+    """The smallest e ≥ 0 with value ≤ 2^e.
 
     Example:
         >>> _exponent(4.0), _exponent(4.1), _exponent(0.0)
         (2, 3, 0)
     """
-    e = 0
-    while value > 2.0**e:
-        e += 1
-    return e
+    significand, e = math.frexp(value)
+    return max(0, e - (significand == 0.5))

@@ -317,3 +317,66 @@ def add_up(
     v -= rounded * power_of_two(e - PEAK)[None, :]
     v += total * power_of_two(e - PEAK - BIAS)[None, :]
     tl.store(out + point[:, None] * given.c + channel[None, :], v, mask=real)
+
+
+@jit
+def pull_tiles(
+    encoded, values, moments, blocks, items, partial, first,
+    H: constexpr, M: constexpr, SHAPE: constexpr,
+):  # fmt: skip
+    """partial = Σ_j 2^(BIAS + e_ij) (a_i·b_j + b_i·a_j) m_j; see `filter_tiles`.
+
+    Rows of ``values`` are (a, b), of H channels each; those of ``moments`` are m, by columns.
+    """
+    BM: constexpr = SHAPE.row
+    BN: constexpr = SHAPE.column
+    G: constexpr = SHAPE.block
+    K: constexpr = SHAPE.slots
+    NEAR: constexpr = SHAPE.near
+    place = tl.program_id(0)
+    item = first + place
+    rows = tl.load(items.row + item) * BM + tl.arange(0, BM)
+    at = tl.arange(0, BN)
+    slot = tl.arange(0, K)
+    channel = tl.arange(0, 2 * H)
+    other = (channel + H) % (2 * H)  # (b, a)
+    moment = tl.arange(0, M)
+    mine = tl.load(values + rows[:, None] * (2 * H) + channel[None, :])
+    if SHAPE.dot:
+        a = tl.load(encoded.left + rows[:, None] * K + slot[None, :])
+    total = tl.zeros((BM, M), tl.float32)
+    block_list = blocks + tl.load(items.start + item)
+    block = tl.load(block_list + at // G)
+    for k in range(0, tl.load(items.count + item), BN // G):
+        cols = block * G + at % G
+        block = tl.load(block_list + k + BN // G + at // G)  # of the next round
+        v = tl.load(values + cols[:, None] * (2 * H) + other[None, :])
+        m = tl.load(moments + moment[:, None] * encoded.n + cols[None, :])
+        if SHAPE.dot:
+            b = tl.load(encoded.right + cols[:, None] * K + slot[None, :])
+            s = tl.dot(a, b.T)
+        else:
+            s = by_differences(encoded, rows, cols, SHAPE)
+        w = tl.dot(mine, v.T) * weights_of(s, NEAR).to(tl.float32)
+        # tensor cores cut the last bits off: rounded here, errors don't all have one sign
+        w = ((w.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+        total = tl.dot(w, m.T, total)
+    to = partial + place.to(tl.int64) * (BM * M)
+    tl.store(to + tl.arange(0, BM)[:, None] * M + moment[None, :], total)
+
+
+@jit
+def add_moments(
+    partial, item, first_row, order, out, n, M: constexpr, BM: constexpr, ROWS: constexpr
+):
+    """The sums of a row tile's items, in the caller's order."""
+    row = first_row + tl.program_id(0).to(tl.int64)
+    inside = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    moment = tl.arange(0, M)
+    total = tl.zeros((ROWS, M), tl.float32)
+    zero = tl.load(item + first_row)
+    for k in range(tl.load(item + row) - zero, tl.load(item + row + 1) - zero):
+        total += tl.load(partial + (k * BM + inside)[:, None] * M + moment[None, :])
+    point = tl.load(order + row * BM + inside)
+    to = out + point[:, None] * M + moment[None, :]
+    tl.store(to, total, mask=(point < n)[:, None])

@@ -133,6 +133,8 @@ class LatticePlan(Plan):
         return torch.ones((self.n, 1), dtype=torch.float64, device=self.device)
 
     def diagonal(self) -> Tensor:
+        if not self.n:
+            return self.ones()[:, 0]
         from proxfield.core.filters.lattice import LatticeFilter  # compiles with numba
 
         found = LatticeFilter(self.features.cpu().numpy(), self.blur).diagonal()

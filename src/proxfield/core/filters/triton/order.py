@@ -266,16 +266,6 @@ def centered(features: Tensor, low: list[float], high: list[float]) -> Tensor:
     return points - torch.tensor(middle, dtype=torch.float64, device=features.device)
 
 
-def split_sizes(sizes: list[int]) -> list[int]:
-    """Every size over 1 split in two.
-
-    Example:
-        >>> split_sizes([7, 1])
-        [3, 4, 1]
-    """
-    return [part for size in sizes for part in (size // 2, size - size // 2) if part]
-
-
 @lru_cache(maxsize=16)
 def tree(tiles: int, device: str) -> tuple[Tensor, ...]:
     """The levels of a tree over tiles: of each tile its segment's number, first tile and end.
@@ -288,7 +278,7 @@ def tree(tiles: int, device: str) -> tuple[Tensor, ...]:
         ends = np.cumsum(sizes)
         number = np.repeat(np.arange(len(sizes)), sizes)
         levels.append(np.stack([number, (ends - sizes)[number], ends[number]]))
-        sizes = split_sizes(sizes)
+        sizes = [part for size in sizes for part in (size // 2, size - size // 2) if part]
     return tuple(torch.from_numpy(table.astype(np.int32)).to(device) for table in levels)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.core.compiled.graphs import tree_levels
-from proxfield.core.devices.cuda import record, torch
+from proxfield.core.devices.cuda import launching, record, torch
 from proxfield.core.devices.tensors import Tensor
 from proxfield.core.engines.numba.general_chains import pack_general_forests
 from proxfield.core.engines.numba.pack import pack_general
@@ -81,7 +81,14 @@ def _explore(
                 torch.tensor(seeds, device=sweeper.device),
                 torch.tensor(chains.drawn.astype(np.int8), device=sweeper.device),
             )
-        _begin(sweeper, q, luck)
+        # take impossible labels out of the starts, and draw
+        labels = sweeper.working.labels
+        block = max(1, THREADS // labels)
+        with launching(sweeper.device):
+            begin[(-(-sweeper.n // block), count)](
+                q, luck, sweeper.n, sweeper.size, sweeper.energies, BV=block, L=labels,
+                num_warps=THREADS // 32, num_stages=1,
+            )  # fmt: skip
         by_forests = chains.drawn & chains.forests
         if by_forests.any():
             betas = torch.tensor(inverse_temperatures(chains), device=sweeper.device)
@@ -97,17 +104,6 @@ def _explore(
         f.cpu().numpy(),
         chains.sweeps + polished.cpu().numpy(),
     )
-
-
-def _begin(sweeper: Sweeper, q: Tensor, luck: Luck | None) -> None:
-    """Take impossible labels out of the starts, and draw."""
-    labels = sweeper.working.labels
-    block = max(1, THREADS // labels)
-    with sweeper.here():
-        begin[(-(-sweeper.n // block), len(q))](
-            q, luck, sweeper.n, sweeper.size, sweeper.energies, BV=block, L=labels,
-            num_warps=THREADS // 32, num_stages=1,
-        )  # fmt: skip
 
 
 def inverse_temperatures(chains: Chains) -> NDArray[np.float64]:
@@ -173,7 +169,7 @@ def repeat(step: Callable[[], None], times: int, launches: int, sweeper: Sweeper
     for _ in range(min(times, 1) if recorded else times):  # the first compiles, too
         step()
     if recorded:
-        with sweeper.here():
+        with launching(sweeper.device):
             graph, _ = record(step)
             for _ in range(times - 1):
                 graph.replay()
@@ -240,7 +236,7 @@ class DeviceForests:
         lengths = torch.tensor(sweeps, dtype=torch.int64, device=s.device)
         schedule = ForestSchedule(chosen, betas, lengths, seeds)
         block = max(s.working.block, FOREST_THREADS // s.working.labels)
-        with s.here():
+        with launching(s.device):
             forest_chains[(len(which),)](
                 q, ForestRoom(room, messages, labels), schedule, betas.shape[1], s.n, s.size,
                 self.longest, self.count, self.forests, s.energies,

@@ -6,7 +6,6 @@ and whoever comes first stays first, so doing a level at a time changes nothing 
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from proxfield.core.common.arrays import Array
 from proxfield.core.compiled.graphs import greedy_colors
 from proxfield.core.compiled.jit import kernel
-from proxfield.core.devices.cuda import torch
+from proxfield.core.devices.cuda import launching, torch
 from proxfield.core.devices.tensors import Tensor, TorchDevice, TorchDtype
 from proxfield.core.engines.numba.general import GeneralPack
 from proxfield.core.engines.numba.pack import pack_general
@@ -105,10 +104,8 @@ class Sweeper:
             return torch.tensor(flat, dtype=kind, device=self.device)
 
         ints = {name: up(array, index) for name, array in whole.items()}
-        floats = {
-            "unary": pack.unary, "agree_weight": pack.agree_weight, "table": pack.table
-        }  # fmt: skip
-        return DeviceEnergies(**ints, **{k: up(v, self.dtype) for k, v in floats.items()}), index
+        floats = {k: up(getattr(pack, k), self.dtype) for k in ("unary", "agree_weight", "table")}
+        return DeviceEnergies(**ints, **floats), index
 
     def _choose(self, pack: GeneralPack) -> tuple[Working, Working]:
         """Which parts of the kernels this field needs, and the shapes they work in.
@@ -174,8 +171,8 @@ class Sweeper:
         for v, s, visits in self._recent:
             if v is variables and s is starts:
                 return visits
-        order, bounds = host(variables), None if starts is None else host(starts)
-        visits = self.in_order(order) if bounds is None else self._visits(order, bounds)
+        order = host(variables)
+        visits = self.in_order(order) if starts is None else self._visits(order, host(starts))
         self._recent = [(variables, starts, visits), *self._recent[:3]]
         return visits
 
@@ -203,7 +200,7 @@ class Sweeper:
         betas = torch.full((1, 1), beta, dtype=torch.float64, device=self.device)
         turns = self.turns(visits, betas)
         if visits.starts is None:
-            with self.here():
+            with launching(self.device):
                 visit_in_turn[(1,)](
                     q, turns, len(visits.members), self.energies,
                     MOVING=VisitKind(delta=True), WORKING=self.turn_working,
@@ -234,7 +231,7 @@ class Sweeper:
         blocks = -(-self.n // self.working.block)
         parts = torch.zeros((len(many), blocks), dtype=torch.float64, device=self.device)
         if parts.numel():
-            with self.here():
+            with launching(self.device):
                 free_energies[(blocks, len(many))](
                     many, parts, blocks, self.n, self.size, self.energies, WORKING=self.working,
                     num_warps=THREADS // 32, num_stages=1,
@@ -257,7 +254,7 @@ class Sweeper:
         ``q`` is changed in place.  # (chains, size) or (size,)
         """
         assert visits.starts is not None, "an order without groups"
-        with self.here():
+        with launching(self.device):
             for g, first in enumerate(visits.starts[:-1]):
                 blocks = visits.parts[g + 1] - visits.parts[g]
                 if blocks == 0:
@@ -267,10 +264,6 @@ class Sweeper:
                     visits.parts[-1], self.n, self.size, self.energies,
                     MOVING=moving, WORKING=self.working, num_warps=THREADS // 32, num_stages=1,
                 )  # fmt: skip
-
-    def here(self) -> AbstractContextManager[object]:
-        """A context in which kernels start on this device."""
-        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
 
 def slots_of(pack: GeneralPack) -> tuple[Ints, Ints]:

@@ -9,13 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from proxfield.core.devices.cuda import constexpr, jit, tl, torch
+from proxfield.core.devices.cuda import constexpr, jit, resolved, tl, torch
 from proxfield.core.devices.tensors import Tensor, TorchDevice
 from proxfield.core.filters.geometry import BLURS
 from proxfield.core.filters.operator import Operator
-from proxfield.core.filters.torch.plans import TOLERANCE
+from proxfield.core.filters.torch.plans import TOLERANCE, DeviceFilter
 from proxfield.core.filters.triton.exact import ExactPlan
-from proxfield.core.filters.triton.plans import DeviceFilter, resolved
 from proxfield.core.filters.triton.segments import has_kernels
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.terms.base import Layout, Term
