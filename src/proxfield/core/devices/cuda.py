@@ -66,12 +66,13 @@ def is_supported(version: str) -> bool:
     return numbers is not None and (int(numbers[1]), int(numbers[2])) >= OLDEST_TORCH
 
 
-def find_device(name: TorchDevice = "cuda") -> TorchDevice:
+def find_device(name: TorchDevice = None) -> TorchDevice:
     """A device by name ("cuda", "cuda:1"), or one line that says why there is none.
 
+    By default it is the current CUDA device.
     In Triton's interpreter every name stands for the CPU.
     """
-    text = str(name)
+    text = "cuda" if name is None else str(name)
     kind, _, index = text.partition(":")
     known = kind in ("cuda", "cpu") if interpreted() else kind == "cuda"
     if not known or (index and not index.isdecimal()) or text.endswith(":"):
@@ -142,18 +143,14 @@ def jit(function: Callable[..., object]) -> Kernel:
 def jit_for_any(
     *integers: str, pointers: tuple[str, ...] = ()
 ) -> Callable[[Callable[..., object]], Kernel]:
-    """`jit` that doesn't compile anew for special values of some arguments.
+    """`jit` where values 1 and multiples of 16 of some ``integers`` aren't special.
 
-    Args:
-        *integers: Arguments whose values 1 and multiples of 16 aren't special.
-        pointers: Arguments that aren't assumed to be aligned: all loads are of single numbers.
+    ``pointers`` aren't assumed to be aligned: all loads are of single numbers.
     """
     if triton is None:
         return jit
     return partial(
-        triton.jit,
-        do_not_specialize=list(integers),
-        do_not_specialize_on_alignment=list(pointers),
+        triton.jit, do_not_specialize=list(integers), do_not_specialize_on_alignment=list(pointers)
     )
 
 
@@ -226,11 +223,7 @@ def need_torch() -> None:
 
 
 class OtherDevice(Device):
-    """A device without a class of its own.
-
-    Args:
-        name: As torch writes it.
-    """
+    """A device without a class of its own, by the name that torch has for it."""
 
     def __init__(self, name: str) -> None:
         self.name, self.kind = name, name.partition(":")[0]

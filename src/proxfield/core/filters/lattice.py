@@ -242,18 +242,15 @@ class Star:
         """What the blur in the middle keeps of a vertex besides two shares."""
         self._by_row: tuple[RowsByVertex, tuple[Ints, Indices]] | None = None
 
-    def _row_lists(self, own: RowsByVertex) -> tuple[Ints, Indices]:
-        if self._by_row is None or self._by_row[0] is not own:
-            self._by_row = own, star.join_lists(self.start, self.member, own.start, own.member)
-        return self._by_row[1]
-
     def workspace(self, own: RowsByVertex, width: int, dtype: np.dtype[np.floating]) -> Floats:
         return np.empty((len(own.vertex), width), dtype=dtype)
 
     def rows(self, own: RowsByVertex, rows: Floats, factor: float, spare: Floats) -> Floats:
         kind, lists = rows.dtype.type, (self.start, self.member)
+        if self._by_row is None or self._by_row[0] is not own:
+            self._by_row = own, star.join_lists(*lists, own.start, own.member)
         # there are at least as many rows as vertices, so values at vertices fit into either array
-        star.to_vertices(*self._row_lists(own), kind(self.share), kind(0.0), rows, spare)
+        star.to_vertices(*self._by_row[1], kind(self.share), kind(0.0), rows, spare)
         star.to_vertices(*lists, kind(self.middle), kind(self.more), spare, rows)
         star.vertices_to_rows(*lists, kind(self.share * factor), own.start, own.member, rows, spare)
         return spare
@@ -295,6 +292,7 @@ class LatticeFilter(HostPlan):
         self.row, self.weight = corner_arrays(n, d)
         """Row of each corner of a point's simplex, counted within the point's chunk; barycentric
         weights, times √`peak` (they count twice: to splat and to slice)."""
+        self._diagonal: NDArray[np.float64] | None = None
         self.width = image_width(points)
         """Points in a row of the image, or 0."""
         self.chunks = make_chunks(n, self.width, chunk_size(d))
@@ -363,16 +361,15 @@ class LatticeFilter(HostPlan):
 
     def apply(self, values: Floats) -> Floats:
         with threads_for(self.row.size * values.shape[1]):
-            return self._apply_one(values) if values.shape[1] == 1 else self._apply(values)
-
-    def _apply_one(self, values: Floats) -> Floats:
-        rows = np.empty(self.n_rows, dtype=values.dtype)
-        spare = np.empty((2, self.n_vertices + 1), dtype=values.dtype)
-        kernels.splat_one(self.points, values.reshape(-1), rows)
-        blurred = self.blur_one(rows, spare[0], spare[1], self.n_vertices < FEW_VERTICES)
-        out = np.empty_like(values)
-        kernels.slice_one(self.points, self.own.vertex, blurred, out.reshape(-1))
-        return out
+            if values.shape[1] > 1:
+                return self._apply(values)
+            rows = np.empty(self.n_rows, dtype=values.dtype)
+            spare = np.empty((2, self.n_vertices + 1), dtype=values.dtype)
+            kernels.splat_one(self.points, values.reshape(-1), rows)
+            blurred = self.blur_one(rows, spare[0], spare[1], self.n_vertices < FEW_VERTICES)
+            out = np.empty_like(values)
+            kernels.slice_one(self.points, self.own.vertex, blurred, out.reshape(-1))
+            return out
 
     def blur_one(self, rows: Floats, here: Floats, there: Floats, few: bool) -> Floats:
         """Rows of one channel as splatted → values at the vertices, in one of two arrays.
@@ -399,11 +396,9 @@ class LatticeFilter(HostPlan):
         return out
 
     def diagonal(self) -> NDArray[np.float64]:
+        if self._diagonal is None:
+            out = np.empty(len(self.row))
+            with threads_for(100 * self.row.size):
+                self.blurring.self_weights(self.points, self.own.vertex, out)
+            self._diagonal = out
         return self._diagonal
-
-    @cached_property
-    def _diagonal(self) -> NDArray[np.float64]:
-        out = np.empty(len(self.row))
-        with threads_for(100 * self.row.size):
-            self.blurring.self_weights(self.points, self.own.vertex, out)
-        return out

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,14 +36,6 @@ def sum_box(cover: Doubles, weights: Doubles, box: Ints, log_p: float) -> float:
     return total
 
 
-@kernel
-def shift_box(cover: Doubles, box: Ints, by: float) -> None:
-    """Add a number to one rectangle."""
-    for y in range(box[1], box[3]):
-        for x in range(box[0], box[2]):
-            cover[y, x] += by
-
-
 class BoxVisits:
     """As `OccupancyVisits`, for rectangles."""
 
@@ -74,7 +65,8 @@ class BoxVisits:
         new = float(log_empty(q[:1])[0])
         by = new - float(self.logs[location])
         for cover, _, boxes in self.views:
-            shift_box(cover, boxes[location], by)
+            left, top, right, bottom = boxes[location]
+            cover[top:bottom, left:right] += by
         self.logs[location] = new
 
 
@@ -84,27 +76,20 @@ KEPT_SCENES = 4
 
 
 class OccupancyOnCpu:
-    """`Occupancy` on the CPU.
-
-    Args:
-        term: The term.
-        layout: Layout of the field.
-        dtype: Type of marginals and gradients; everything inside is float64.
-    """
+    """`Occupancy` on the CPU: marginals and gradients of a type, everything inside float64."""
 
     def __init__(self, term: Occupancy, layout: Layout, dtype: str) -> None:
         self.term, self.layout = term, layout
         self.entries = term.entries(layout)
         self.variables = slice(term.first, term.first + term.n_locations)
-        packed = _packed(term.silhouettes)
-        self.cameras = packed.cameras
+        self.cameras, origins = _packed(term.silhouettes)
         self.image = np.zeros(int(self.cameras.plane[-1]))
         self.constant = term.constant if isinstance(term, ExactOccupancy) else 0.0
         exact = isinstance(term, ExactOccupancy)
         low, high = term.observed if isinstance(term, ExactOccupancy) else (1.0, -1.0)
         for c, (s, mask) in enumerate(term.images()):
-            shares, origin = s.per_area if exact else _ONES, packed.origin[c]
-            turn_image(mask, shares, low, high, origin, self.cameras, c, self.image)
+            shares = s.per_area if exact else _ONES
+            turn_image(mask, shares, low, high, origins[c], self.cameras, c, self.image)
         self.room = _room(self.cameras, term.n_locations, apart=False)
         self.ratio: Ratio | None = None
         if isinstance(term, RatioOccupancy):
@@ -137,9 +122,7 @@ class OccupancyOnCpu:
     def add_binary_gradient(self, log_empty: Doubles, out: Floats) -> float:
         """Add dE/dq_i1 − dE/dq_i0 of every variable, from log q_i0; returns the energy.
 
-        Args:
-            log_empty: log q_i0.  # (n_vars,)
-            out: Changed in place.  # (n_vars,)
+        # (n_vars,), (n_vars,)
         """
         energy = self._evaluate(log_empty[self.variables])
         out[self.variables] -= self.room.slopes
@@ -148,13 +131,10 @@ class OccupancyOnCpu:
     def _evaluate(self, logs: Doubles) -> float:
         """The energy; ∂E/∂p_i is left in ``room.slopes``."""
         several = len(self.cameras.height) > 1 and self.work >= PARALLEL_WORK
-        if several and current_threads() > 1:
-            return self.constant + self._evaluate_apart(logs)
-        energy: float = evaluate(self.cameras, self.image, self.room, logs, self.ratio)
-        return self.constant + energy
-
-    def _evaluate_apart(self, logs: Doubles) -> float:
-        """Cameras over threads; sums in the order of the cameras."""
+        if not several or current_threads() == 1:
+            energy: float = evaluate(self.cameras, self.image, self.room, logs, self.ratio)
+            return self.constant + energy
+        # cameras over threads; sums in the order of the cameras
         if self.apart is None:
             count, n = len(self.cameras.height), len(self.room.slopes)
             room = _room(self.cameras, n, apart=True)._replace(slopes=self.room.slopes)
@@ -162,7 +142,7 @@ class OccupancyOnCpu:
         room, slopes, energies = self.apart
         evaluate_apart(self.cameras, self.image, room, logs, self.ratio, slopes, energies)
         finish_apart(slopes, room)
-        return float(sum(energies.tolist()))
+        return self.constant + float(sum(energies.tolist()))
 
 
 def _room(cameras: Cameras, n: int, *, apart: bool) -> Room:
@@ -184,13 +164,8 @@ def _room(cameras: Cameras, n: int, *, apart: bool) -> Room:
     )
 
 
-class _Packed(NamedTuple):
-    """Silhouettes of all cameras, which the frames of a scene share."""
-
-    cameras: Cameras
-    origin: list[tuple[int, int]]  # top and left of what each camera's silhouettes cover
-
-
+_Packed = tuple[Cameras, list[tuple[int, int]]]
+"""Silhouettes of all cameras, and top and left of what those of each camera cover."""
 _scenes: list[tuple[tuple[weakref.ref[Silhouettes], ...], _Packed]] = []
 """The scenes seen last, the latest at the end."""
 
@@ -241,4 +216,4 @@ def _pack(silhouettes: tuple[Silhouettes, ...]) -> _Packed:
         np.cumsum([0, *((rows + 1) * stride_of)]), np.cumsum([0, *counts]), boxes,
         np.concatenate(corners), np.concatenate(owners),
     )  # fmt: skip
-    return _Packed(cameras, origin)
+    return cameras, origin

@@ -12,7 +12,7 @@ from weakref import WeakSet
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.core.devices.cuda import torch
+from proxfield.core.devices.cuda import find_device, torch
 from proxfield.core.devices.tensors import Tensor, TorchDevice, TorchDtype
 from proxfield.core.engines.base import ROUNDING_FACTOR, Batch, Rows, slack
 from proxfield.core.engines.plan import Update
@@ -28,7 +28,6 @@ from proxfield.core.engines.triton.device_pack import (
     Slot,
     Tensors,
     V,
-    default_device,
     download,
     from_numpy,
     upload,
@@ -57,13 +56,9 @@ class BatchProgram(Batch[Update, BatchState]):
     kernels. Small fields run many updates inside one launch, on one multiprocessor each or
     (see `binary.SmallFields`) on several. Sums are float64.
 
-    Args:
-        lowereds: The fields.
-        dtype: Type of the state.
-        device: A CUDA device.
-        form: How to store couplings, for tests; see the packs.
-        terms: Makes the terms that are iterated on their own, for a type. With several fields, of
-            the same size, each term gives an energy for each field.
+    ``form`` says how to store couplings, for tests (see the packs). ``terms`` makes the terms that
+    are iterated on their own, for a type; with several fields, of the same size, each gives an
+    energy for each field.
     """
 
     def __init__(
@@ -74,7 +69,7 @@ class BatchProgram(Batch[Update, BatchState]):
         form: str | None = None,
         terms: Callable[[str], list[DeviceTerm]] | None = None,
     ) -> None:
-        self.device = default_device(device)
+        self.device = find_device(device)
         self.dtype = dtype
         self.joined = Joined(lowereds)
         self.tensors = Tensors(dtype, self.device)
@@ -206,7 +201,8 @@ class BatchProgram(Batch[Update, BatchState]):
             left = self.natural.sums((~self.gone).to(torch.float64))
             target = torch.where(~self.gone & (left == 1.0), 1.0, target)
         gap = (target - q).abs()
-        size = torch.maximum(finite_size(g), finite_size(self.unary))
+        sizes = (torch.where(torch.isfinite(x), x.abs(), 0.0) for x in (g, self.unary))
+        size = torch.maximum(*sizes)
         eps = float(np.finfo(self.dtype).eps)
         rounding = ROUNDING_FACTOR * eps * q * (1.0 - q) * size
         both = torch.stack([gap, rounding]).cpu().numpy()
@@ -529,15 +525,7 @@ class BatchProgram(Batch[Update, BatchState]):
         return np.where(state.pending, np.inf, f)
 
 
-def finite_size(values: Tensor) -> Tensor:
-    """|values| where they are finite, else 0."""
-    return torch.where(torch.isfinite(values), values.abs(), 0.0)
-
-
 def _join(rows: list[Rows]) -> Rows:
     rows = rows or [Rows(np.zeros(0), np.zeros(0))]
-    return Rows(
-        np.concatenate([r.free_energy for r in rows]),
-        np.concatenate([r.change for r in rows]),
-        rows[-1].period2,
-    )
+    f, change = (np.concatenate([getattr(r, k) for r in rows]) for k in ("free_energy", "change"))
+    return Rows(f, change, rows[-1].period2)

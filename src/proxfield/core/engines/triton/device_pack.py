@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.core.devices.cuda import find_device, record, torch
+from proxfield.core.devices.cuda import record, torch
 from proxfield.core.devices.tensors import CudaGraph, Tensor, TorchDevice, TorchDtype
 from proxfield.core.engines.numba.pack import is_binary
 from proxfield.core.engines.plan import Kind, Update
@@ -98,21 +98,15 @@ def upload(arrays: Sequence[Floats], device: TorchDevice) -> Tensor:
     if len({each.dtype for each in arrays}) > 1:
         arrays = [each.astype(np.float64) for each in arrays]
     first = from_numpy(arrays[0])
-    if all(same_memory(each, arrays[0]) for each in arrays[1:]):
+    # the same numbers, without looking at them
+    seen = [(a.__array_interface__["data"], a.dtype, a.shape, a.strides) for a in arrays]
+    if all(each == seen[0] for each in seen):
         return first.to(device).repeat(len(arrays))
     place = torch.device(device)
     total = sum(len(each) for each in arrays)
     staging = torch.empty(total, dtype=first.dtype, pin_memory=place.type == "cuda")
     torch.cat([from_numpy(each) for each in arrays], out=staging)  # on all cores
     return staging.to(place, non_blocking=True)
-
-
-def same_memory(a: Floats, b: Floats) -> bool:
-    """Whether two arrays show the same numbers without looking at them."""
-    return a is b or (
-        a.__array_interface__["data"] == b.__array_interface__["data"]
-        and (a.dtype, a.shape, a.strides) == (b.dtype, b.shape, b.strides)
-    )
 
 
 def download(values: Tensor) -> NDArray[np.float64]:
@@ -127,16 +121,10 @@ def download(values: Tensor) -> NDArray[np.float64]:
 
 
 class Blocks:
-    """Variables cut into blocks of about equal degree, none of two fields.
+    """The variables ``which``, cut into blocks of about equal degree, none of two fields.
 
-    Args:
-        which: The variables.  # (m,)
-        owner: The field of every variable.  # (n,)
-        degree: What to sort by; only its power of two counts, so that neighbors mostly stay
-            together.  # (n,)
-        block: Variables in a block.
-        fields: Number of fields.
-        exact: Sort by the degree itself, the largest first?
+    Only the power of two of a degree counts, so that neighbors mostly stay together; if ``exact``
+    the degree itself, the largest first. ``owner`` is the field of every variable.
     """
 
     def __init__(
@@ -240,11 +228,6 @@ class Tensors:
         return from_numpy(values).to(self.device, kind)
 
 
-def default_device(device: TorchDevice = None) -> TorchDevice:
-    """The requested device, else the current CUDA device, else (in the interpreter) the CPU."""
-    return find_device("cuda" if device is None else device)
-
-
 class Graphs:
     """Recorded blocks of iterations of one state, of each kind of iteration.
 
@@ -318,9 +301,8 @@ class Slot:
 
     def movement(self, rule: RuleForm) -> Movement:
         """What a rule moves with; moments that it doesn't keep are left out."""
-        u = self.u if rule.kind in FIRST else None
-        v = self.v if rule.kind in SECOND else None
-        return Movement(u, v, self.step, self.safe, self.parameters)
+        moments = (self.u if rule.kind in FIRST else None, self.v if rule.kind in SECOND else None)
+        return Movement(*moments, self.step, self.safe, self.parameters)
 
 
 @dataclass
@@ -341,12 +323,7 @@ class BatchState:
 
 
 class Natural:
-    """Conversions for the variables of some fields.
-
-    Args:
-        joined: The fields.
-        device: Where they are.
-    """
+    """Conversions for the variables of some fields on a device."""
 
     def __init__(self, joined: Joined, device: TorchDevice) -> None:
         self.joined, self.device, self.binary = joined, device, joined.binary
@@ -374,11 +351,9 @@ class Natural:
         return q / self.sums(q)
 
     def sums(self, q: Tensor, empty: float = 1.0) -> Tensor:
-        """Sum of its variable's entries for each entry.
+        """Sum of its variable's entries for each entry.  # (size,) -> (size,)
 
-        Args:
-            q: # (size,)
-            empty: Instead of sums that aren't positive, to divide by; 0 leaves all as they are.
+        ``empty`` stands for sums that aren't positive, to divide by; 0 leaves all as they are.
         """
         if self.joined.common:
             rows = q.reshape(-1, self.joined.common).sum(1, keepdim=True)

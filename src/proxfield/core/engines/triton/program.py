@@ -16,14 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.core.common.arrays import Array
-from proxfield.core.devices.cuda import torch
+from proxfield.core.devices.cuda import find_device, torch
 from proxfield.core.devices.tensors import Tensor, TorchDevice
 from proxfield.core.engines.base import Program, Rows, State, Tangent, softmax
 from proxfield.core.engines.numba.terms import VisitingSweeps, on_cpu
 from proxfield.core.engines.plan import Chains, Custom, Explored, Order, Plan
 from proxfield.core.engines.triton.batch import BatchProgram
 from proxfield.core.engines.triton.binary_pack import BinaryTensors
-from proxfield.core.engines.triton.device_pack import BatchState, default_device, from_numpy
+from proxfield.core.engines.triton.device_pack import BatchState, from_numpy
 from proxfield.core.filters.torch.plans import DeviceFilter
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.terms.base import Floats, Ints
@@ -66,7 +66,7 @@ class GpuProgram(Program):
         device: TorchDevice = None,
         form: str | None = None,
     ) -> None:
-        self.device = default_device(device)
+        self.device = find_device(device)
         if lowered.extras:  # modules for terms are imported where there are any
             gaussian = import_module("proxfield.core.engines.triton.terms.gaussian")
             lowered = gaussian.attach(lowered, dtype, self.device)
@@ -127,6 +127,7 @@ class GpuProgram(Program):
     def marginals(self, state: State) -> NDArray[np.float64]:
         return self.batch.marginals_each(state.arrays)[0]
 
+    _visiting: VisitingSweeps | None = None
     _located: tuple[Ints, Tensor] | None = None
     """The last argument of `marginals_at`, and the same on the device."""
 
@@ -233,14 +234,12 @@ class GpuProgram(Program):
         before = float(self.batch.free_energy_each(s)[0])
         q = self.batch.marginals_each(s)[0]
         old = q.copy()
+        if self._visiting is None:
+            terms = [on_cpu(t, self.layout, np.dtype(np.float64)) for t in self.lowered.extras]
+            self._visiting = VisitingSweeps(self.lowered, terms)
         self._visiting.sweep(q, order, plan.inverse_temperature)
         self.batch.set_marginals(s, torch.as_tensor(q).to(self.device))
         return before, float(np.abs(q - old).max(initial=0.0))
-
-    @cached_property
-    def _visiting(self) -> VisitingSweeps:
-        layout, dtype = self.layout, np.dtype(np.float64)
-        return VisitingSweeps(self.lowered, [on_cpu(t, layout, dtype) for t in self.lowered.extras])
 
     def _normalized(self, q: Tensor) -> Tensor:
         q = q.to(torch.float64)

@@ -150,8 +150,9 @@ class Op:
         if self.images is None or not {*batched} <= {*own, *shared}:
             args = self.repeated(args) if self.repeated else args
             (flat, layout), where = flatten(args), flatten(dims)[0]
+            picked = list(zip(flat, where, strict=True))
             found = [
-                self(*unflatten(map(_select, flat, where, [k] * len(flat)), layout))
+                self(*unflatten([x if d is None else x.select(d, k) for x, d in picked], layout))
                 for k in range(size)
             ]
             if not found:
@@ -194,10 +195,6 @@ def flatten(nested: Any) -> tuple[list[Any], Any]:
 def unflatten(flat: Iterable[Any], layout: Any) -> Any:
     """The inverse of `flatten`."""
     return torch.utils._pytree.tree_unflatten(list(flat), layout)
-
-
-def _select(x: Any, dim: int | None, k: int) -> Any:
-    return x if dim is None else x.select(dim, k)
 
 
 def _merge(x: Tensor, dim: int | None, size: int, count: int, shared: bool) -> Tensor:

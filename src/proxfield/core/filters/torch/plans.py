@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import cached_property
 
 import numpy as np
@@ -206,22 +206,17 @@ class TritonPlan(PerImage):
         return self.ones()[..., 0]
 
 
-@contextmanager
-def torch_threads() -> Iterator[None]:
+def torch_threads() -> AbstractContextManager[object]:
     """Run compiled kernels on as many threads as torch uses."""
     from proxfield.core.compiled.jit import thread_count
 
-    with thread_count(torch.get_num_threads()):
-        yield
+    return thread_count(torch.get_num_threads())
 
 
 class HostLattice(Plan):
     """The CPU's compiled lattice for tensors there, whose memory it reads without a copy.
 
-    As many threads work on it as torch uses (``torch.set_num_threads``).
-
-    Args:
-        features: On the CPU.  # (n, d)
+    As many threads work on it as torch uses (``torch.set_num_threads``).  # features: (n, d)
     """
 
     name = "lattice"
@@ -274,9 +269,7 @@ class Lattices(PerImage):
     The values' gradient is exact, since K is symmetric. The features' is that of the Gaussian
     which the lattice approximates, with its sums over pairs computed by the lattice: the
     lattice itself is continuous, but piecewise linear in the features between its vertices.
-
-    Args:
-        features: # (Bf, n, d)
+    # features: (Bf, n, d)
     """
 
     name = "lattice"
@@ -387,15 +380,10 @@ def choose_kind(name: str, features: Tensor, double: bool, tolerance: float = TO
 
 
 class DeviceFilter(HostPlan):
-    """A plan as a `Filter`: the host's term and the device's then have the same operator.
+    """A plan on a device over features of the host: both then have the same operator.  # (n, d)
 
-    Args:
-        features: On the host.  # (n, d)
-        kind: "exact", "lattice" or "auto".
-        double: Whether to compute in float64.
-        device: Where the plan lives.
-        tolerance: Tolerance of the exact filter in float32.
-        blur: That of the lattice, if it isn't to choose.
+    ``kind`` may be "auto", ``tolerance`` is that of the exact filter in float32, and ``blur`` that
+    of the lattice, if it isn't to choose.
     """
 
     def __init__(

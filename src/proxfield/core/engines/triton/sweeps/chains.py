@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -39,7 +40,7 @@ from proxfield.core.engines.triton.sweeps.sweeps import (
     level_of,
 )
 from proxfield.core.lowering.forests import FORESTS, graph_of, make_forests
-from proxfield.core.terms.base import Floats, Ints
+from proxfield.core.terms.base import Ints
 
 MAX_CHAINS = 32_768
 """Chains in one launch; CUDA's grids end at 65,535."""
@@ -109,8 +110,7 @@ def _explore(
 def inverse_temperatures(chains: Chains) -> NDArray[np.float64]:
     """β of each chain in each sweep, from 1/hot to 1/cold geometrically; 0 where it rests.
 
-    Returns:
-        # (largest number of sweeps, chains)
+    # (largest number of sweeps, chains)
 
     Example:
         >>> start = np.full((2, 1), 1.0)
@@ -121,8 +121,7 @@ def inverse_temperatures(chains: Chains) -> NDArray[np.float64]:
     """
     t = np.arange(int(chains.sweeps.max(initial=0)))[:, None]
     last = chains.sweeps - 1
-    way = np.where(last > 0, t / np.maximum(last, 1), 1.0)
-    way = np.minimum(way, 1.0)
+    way = np.minimum(np.where(last > 0, t / np.maximum(last, 1), 1.0), 1.0)
     return np.where(t <= last, chains.hot ** (way - 1.0) * chains.cold**-way, 0.0)
 
 
@@ -206,22 +205,19 @@ class DeviceForests:
         level = level_of(row, column, rest)[rest]
         ordered, rest_start = grouped(np.arange(len(rest)), level, np.zeros(len(rest), np.int64))
         levels = np.array(len(rest_start) - 1 if len(rest) else 0)
-        ints = self._ints
+        put = partial(torch.tensor, device=sweeper.device)
+
+        def ints(values: Ints | NDArray[np.int32]) -> Tensor:
+            return put(values if values.size else [0], dtype=sweeper.index)
+
+        weights = put(made.agree if made.agree.size else [0.0], dtype=torch.float64)
         self.forests = ForestArrays(
-            ints(made.start), ints(made.node), ints(parent), self._floats(made.agree),
+            ints(made.start), ints(made.node), ints(parent), weights,
             ints(made.table_row), ints(made.table_start), ints(child_row), ints(child),
             ints(message_row), Levels(*map(ints, by_level(made.start, height))),
             Levels(*map(ints, by_level(made.start, depth))),
             ints(rest[ordered]), ints(ordered), ints(rest_start), ints(levels),
         )  # fmt: skip
-
-    def _ints(self, values: Ints | NDArray[np.int32]) -> Tensor:
-        values = values if values.size else np.zeros(1, dtype=np.int64)
-        return torch.tensor(values, dtype=self.sweeper.index, device=self.sweeper.device)
-
-    def _floats(self, values: Floats) -> Tensor:
-        values = values if values.size else np.zeros(1)
-        return torch.tensor(values, dtype=torch.float64, device=self.sweeper.device)
 
     def run(self, q: Tensor, which: Ints, betas: Tensor, sweeps: Ints, seeds: Tensor) -> None:
         """All sweeps of some chains, which then have other labels; see `ForestSchedule`.
@@ -229,16 +225,15 @@ class DeviceForests:
         ``q`` are labellings as marginals, changed in place.  # (chains, size)
         """
         s = self.sweeper
-        room = torch.zeros((len(which), s.size), dtype=torch.float64, device=s.device)
-        messages = torch.zeros((len(which), self.longest), dtype=torch.float64, device=s.device)
-        labels = torch.zeros((len(which), s.n), dtype=torch.int32, device=s.device)
-        chosen = torch.tensor(which, dtype=torch.int64, device=s.device)
-        lengths = torch.tensor(sweeps, dtype=torch.int64, device=s.device)
+        widths = (s.size, torch.float64), (self.longest, torch.float64), (s.n, torch.int32)
+        room = [torch.zeros((len(which), n), dtype=kind, device=s.device) for n, kind in widths]
+        chosen, lengths = (torch.tensor(x, dtype=torch.int64, device=s.device)
+                           for x in (which, sweeps))  # fmt: skip
         schedule = ForestSchedule(chosen, betas, lengths, seeds)
         block = max(s.working.block, FOREST_THREADS // s.working.labels)
         with launching(s.device):
             forest_chains[(len(which),)](
-                q, ForestRoom(room, messages, labels), schedule, betas.shape[1], s.n, s.size,
+                q, ForestRoom(*room), schedule, betas.shape[1], s.n, s.size,
                 self.longest, self.count, self.forests, s.energies,
                 WORKING=s.working._replace(block=block),
                 num_warps=FOREST_THREADS // 32, num_stages=1,

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from proxfield.core.common.arrays import Array
 from proxfield.core.compiled.graphs import greedy_colors
 from proxfield.core.compiled.jit import kernel
-from proxfield.core.devices.cuda import launching, torch
+from proxfield.core.devices.cuda import find_device, launching, torch
 from proxfield.core.devices.tensors import Tensor, TorchDevice, TorchDtype
 from proxfield.core.engines.numba.general import GeneralPack
 from proxfield.core.engines.numba.pack import pack_general
-from proxfield.core.engines.triton.device_pack import default_device, power_of_two
+from proxfield.core.engines.triton.device_pack import power_of_two
 from proxfield.core.engines.triton.sweeps.sweep_kernels import (
     DeviceEnergies,
     Luck,
@@ -70,7 +70,7 @@ class Sweeper:
     def __init__(self, lowered: Lowered, dtype: str, device: TorchDevice = None) -> None:
         self.lowered, self.layout = lowered, lowered.layout
         self.n, self.size = self.layout.n_vars, self.layout.size
-        self.device = default_device(device)
+        self.device = find_device(device)
         self.dtype = getattr(torch, str(np.dtype(dtype)))
         pack, self.constant = pack_general(lowered, np.dtype(dtype))
         self.energies, self.index = self._upload(pack)

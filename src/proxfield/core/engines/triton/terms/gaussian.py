@@ -156,10 +156,6 @@ class GaussianOnDevice:
         scaled = most if scale is None else most * scale.max().to(torch.float32)
         self.most = torch.cat([most, scaled]) if self.operator.pair else scaled
 
-    def operate(self, values: Tensor) -> Tensor:
-        """A @ values, with the self-message (i = j) only if the term keeps it.  # (n, c)"""
-        return self.operator.apply(values)
-
     def add_gradient(self, q: Tensor, out: Tensor) -> Tensor:
         """Add dE/dq to ``out``; returns the energy.  # (size,), (size,) -> () float64"""
         if self.n == 0:
