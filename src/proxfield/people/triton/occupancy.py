@@ -166,7 +166,7 @@ class OccupancyFrames:
         for group in plan.groups:
             kernels.weigh_masks[(group.lines, self.frames)](
                 masks, plan.pixels, plan.shares[group.offset :], self.image[:, group.offset :],
-                plan.size, group.mask_rows, numbers, totals[:, group.line :], plan.lines,
+                plan.size, *group.mask_rows, numbers, totals[:, group.line :], plan.lines,
                 RATIO=self.ratio, WIDTH=group.width, num_warps=group.warps,
             )  # fmt: skip
         if self.ratio:

@@ -22,14 +22,6 @@ from proxfield.core.devices.cuda import constexpr, jit, tl
 from proxfield.core.devices.tensors import Tensor
 
 
-class MaskRows(NamedTuple):
-    """Rows of all cameras: where each begins in an image and in the masks, and its columns."""
-
-    base: Tensor
-    mask_base: Tensor
-    columns: Tensor
-
-
 class PixelCorners(NamedTuple):
     """Corners by the pixel where they lie.
 
@@ -117,7 +109,7 @@ class RunList(NamedTuple):
 
 @jit
 def weigh_masks(
-    masks, pixels, shares, image, image_size, rows, numbers, totals, lines,
+    masks, pixels, shares, image, image_size, base, mask_base, columns, numbers, totals, lines,
     RATIO: constexpr, WIDTH: constexpr,
 ):  # fmt: skip
     """What a frame's masks make of its images: w_x, or 1 − 2B where RATIO.
@@ -126,10 +118,10 @@ def weigh_masks(
     much it rises to B = 1. totals: Σ of the constant, or of B, over each row.  # (frames, lines)
     """
     line, frame = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    width = tl.load(rows.columns + line)
-    shares += tl.load(rows.base + line)
-    image += frame * image_size + tl.load(rows.base + line)
-    masks += frame * pixels + tl.load(rows.mask_base + line)
+    width = tl.load(columns + line)
+    shares += tl.load(base + line)
+    image += frame * image_size + tl.load(base + line)
+    masks += frame * pixels + tl.load(mask_base + line)
     one = tl.load(numbers)
     total = tl.zeros((), tl.float64)
     for x in range(0, width, WIDTH):

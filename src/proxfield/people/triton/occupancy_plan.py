@@ -70,7 +70,7 @@ class Group:
         line_base = self._ints(np.concatenate([b + w * np.arange(h) for b, w, h in rows]))
         columns = np.repeat([s.width for s in cameras], heights)
         mask_base = self._ints(pixel + np.cumsum(columns) - columns)
-        self.mask_rows = kernels.MaskRows(line_base, mask_base, self._ints(columns))
+        self.mask_rows = (line_base, mask_base, self._ints(columns))
         self.pixels = int(columns.sum())
         self.width = min(MAX_WIDTH, max(16, power_of_two(max(s.width for s in cameras))))
         self.warps = max(4, self.width // 256)

@@ -248,7 +248,7 @@ class GeneralTensors:
         for bucket, first in zip(self.buckets, self.starts[:-1], strict=True):
             general.tile_step[(bucket.n_blocks,)](
                 slot.buffers, slot.status._replace(parts=slot.parts[int(first) :]),
-                bucket.variables, general.UnaryEnergies(self.unary, slot.shift), bucket.couplings,
+                bucket.variables, self.unary, slot.shift, bucket.couplings,
                 bucket.value, slot.movement(rule),
                 RULE=rule, SHAPE=bucket.shape, num_warps=bucket.warps,
             )  # fmt: skip
@@ -258,7 +258,7 @@ class GeneralTensors:
         bucket = self.buckets[0]
         general.tile_run[(len(self.joined.lowereds),)](
             slot.buffers, slot.status, self.first, self.count, bucket.variables,
-            general.UnaryEnergies(self.unary, slot.shift), bucket.couplings, bucket.value,
+            self.unary, slot.shift, bucket.couplings, bucket.value,
             slot.movement(rule), RULE=rule, SHAPE=bucket.shape, num_warps=bucket.warps,
         )  # fmt: skip
 

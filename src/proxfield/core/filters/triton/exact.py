@@ -363,9 +363,8 @@ class ExactPlan(Plan):
         some = min(32, t.row)
         for low, high, first, count in self.batches:
             kernels.filter_tiles[(count,)](
-                self.encoded, packed, kernels.FarBlocks(self.centers, means), self.blocks,
-                self.items, partial, first, C=width, SHAPE=self.shape,
-                num_warps=4, num_stages=3, maxnreg=registers,
+                self.encoded, packed, self.centers, means, self.blocks, self.items, partial, first,
+                C=width, SHAPE=self.shape, num_warps=4, num_stages=3, maxnreg=registers,
             )  # fmt: skip
             kernels.add_up[(high - low, t.row // some)](
                 partial, self.first_item, low, given, packed, out,

@@ -39,13 +39,6 @@ class EncodedPoints(NamedTuple):
     n: int
 
 
-class FarBlocks(NamedTuple):
-    """Centers of blocks, and mean values of their points."""
-
-    centers: Tensor
-    means: Tensor
-
-
 class ItemLists(NamedTuple):
     """A row tile and a piece of its list of blocks, for each item; far ones come first."""
 
@@ -201,13 +194,13 @@ def by_differences(encoded, rows, cols, SHAPE: constexpr):
 
 @jit
 def filter_tiles(
-    encoded, values, far_blocks, blocks, items, partial, first, C: constexpr, SHAPE: constexpr
+    encoded, values, centers, means, blocks, items, partial, first, C: constexpr, SHAPE: constexpr
 ):
     """partial = Σ_j 2^(BIAS + e_ij) v_j over the blocks of each item, e_ij ≤ 0.
 
-    The far blocks come first, if there are any: each as one point at its center with its mean
-    value, exponents from the first bracket alone (see `encode`), 2^f as 1 + f, and a scale, which
-    makes that right on average.
+    The far blocks come first, if there are any: each as one point at its center with the mean
+    value of its points, exponents from the first bracket alone (see `encode`), 2^f as 1 + f, and
+    a scale, which makes that right on average.
     """
     BM: constexpr = SHAPE.row
     BN: constexpr = SHAPE.column
@@ -232,8 +225,8 @@ def filter_tiles(
             cols = block
             # the next round's: the copies into shared memory would wait for their addresses
             block = tl.load(mine + k + BN + at)
-            v = tl.load(far_blocks.means + cols[:, None] * C + channel[None, :])
-            b = tl.load(far_blocks.centers + cols[:, None] * K + few[None, :])
+            v = tl.load(means + cols[:, None] * C + channel[None, :])
+            b = tl.load(centers + cols[:, None] * K + few[None, :])
             total = tl.dot(weights_of(tl.dot(a, b.T), FAR), v, total)
         total *= SHAPE.scale
     if SHAPE.dot:

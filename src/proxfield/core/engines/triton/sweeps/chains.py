@@ -25,8 +25,6 @@ from proxfield.core.engines.plan import Chains, Explored
 from proxfield.core.engines.reference import usable_in_forests
 from proxfield.core.engines.triton.sweeps.forest_kernels import (
     ForestArrays,
-    ForestRoom,
-    ForestSchedule,
     Levels,
     forest_chains,
 )
@@ -220,7 +218,7 @@ class DeviceForests:
         )  # fmt: skip
 
     def run(self, q: Tensor, which: Ints, betas: Tensor, sweeps: Ints, seeds: Tensor) -> None:
-        """All sweeps of some chains, which then have other labels; see `ForestSchedule`.
+        """All sweeps of some chains, which then have other labels; ``betas`` are (times, chains).
 
         ``q`` are labellings as marginals, changed in place.  # (chains, size)
         """
@@ -229,11 +227,10 @@ class DeviceForests:
         room = [torch.zeros((len(which), n), dtype=kind, device=s.device) for n, kind in widths]
         chosen, lengths = (torch.tensor(x, dtype=torch.int64, device=s.device)
                            for x in (which, sweeps))  # fmt: skip
-        schedule = ForestSchedule(chosen, betas, lengths, seeds)
         block = max(s.working.block, FOREST_THREADS // s.working.labels)
         with launching(s.device):
             forest_chains[(len(which),)](
-                q, ForestRoom(*room), schedule, betas.shape[1], s.n, s.size,
+                q, *room, chosen, betas, lengths, seeds, betas.shape[1], s.n, s.size,
                 self.longest, self.count, self.forests, s.energies,
                 WORKING=s.working._replace(block=block),
                 num_warps=FOREST_THREADS // 32, num_stages=1,

@@ -50,23 +50,6 @@ class ForestArrays(NamedTuple):
     rest_levels: Tensor  # how many of these there are  # ()
 
 
-class ForestRoom(NamedTuple):
-    """Room that each program has for itself."""
-
-    energies: Tensor  # of labels, children summed out  # (programs, size) float64
-    messages: Tensor  # to parents  # (programs, longest) float64
-    labels: Tensor  # (programs, n) int32
-
-
-class ForestSchedule(NamedTuple):
-    """What each program's chain does."""
-
-    chain: Tensor  # of each program
-    betas: Tensor  # (times, chains)
-    sweeps: Tensor  # (chains,)
-    seeds: Tensor  # (chains,)
-
-
 @jit
 def edge_energies(
     energy, at, theirs, some, parent, live, mine, forest, table, TABLES: constexpr, L: constexpr
@@ -102,38 +85,28 @@ def soft_minimum(energy, beta):
     return base - tl.log(tl.sum(tl.exp(beta * (base[:, None] - energy)), 1)) / beta
 
 
-@jit
-def add_messages(energy, place, live, mine, forest, messages, L: constexpr):
-    """Adds what the children of each variable have sent."""
-    label = tl.arange(0, L)[None, :]
-    first = tl.load(forest.child_row + place, mask=live, other=0)
-    count = tl.load(forest.child_row + place + 1, mask=live, other=0) - first
-    for a in range(0, tl.max(count, 0)):
-        there = a < count
-        kid = tl.load(forest.child + first + a, mask=there, other=0)
-        row = tl.load(forest.message_row + kid, mask=there, other=0)
-        energy += tl.load(messages + row[:, None] + label, mask=mine & there[:, None], other=0.0)
-    return energy
-
-
 @jit_for_any("chains", "n", "size", "longest", "forests")
 def forest_chains(
-    q, room, schedule, chains, n, size, longest, forests, forest, field, WORKING: constexpr
-):
-    """All sweeps of some chains, one program each; see `reference.ReferenceChains`."""
+    q, energies, messages, labels, chosen, betas, sweeps, seeds, chains, n, size, longest, forests,
+    forest, field, WORKING: constexpr,
+):  # fmt: skip
+    """All sweeps of the chosen chains, one program each; see `reference.ReferenceChains`.
+
+    Each has room for energies of labels with children summed out, messages to parents, and labels.
+    """
     BV: constexpr = WORKING.block
     L: constexpr = WORKING.labels
     program = tl.program_id(0).to(tl.int64)
-    chain = tl.load(schedule.chain + program).to(tl.int64)
+    chain = tl.load(chosen + program).to(tl.int64)
     own = q + chain * size
-    energies = room.energies + program * size
-    messages = room.messages + program * longest
-    labels = room.labels + program * n
-    seed = tl.load(schedule.seeds + chain)
+    energies += program * size
+    messages += program * longest
+    labels += program * n
+    seed = tl.load(seeds + chain)
     label = tl.arange(0, L)[None, :]
     lane = tl.arange(0, BV)
-    for t in range(0, tl.load(schedule.sweeps + chain)):
-        beta = tl.load(schedule.betas + t * chains + chain)
+    for t in range(0, tl.load(sweeps + chain)):
+        beta = tl.load(betas + t * chains + chain)
         number = (seed + t).to(tl.uint64, bitcast=True)
         which = (number % forests.to(tl.uint64)).to(tl.int64)
         first = tl.load(forest.start + which)
@@ -165,7 +138,13 @@ def forest_chains(
                 mine = some.mine
                 at = energies + some.first[:, None] + label
                 energy = tl.load(at, mask=mine, other=float("inf"))
-                energy = add_messages(energy, place, live, mine, forest, messages, L)
+                kids = tl.load(forest.child_row + place, mask=live, other=0)
+                count = tl.load(forest.child_row + place + 1, mask=live, other=0) - kids
+                for a in range(0, tl.max(count, 0)):  # what the children have sent
+                    there = a < count
+                    kid = tl.load(forest.child + kids + a, mask=there, other=0)
+                    row = tl.load(forest.message_row + kid, mask=there, other=0)[:, None]
+                    energy += tl.load(messages + row + label, mask=mine & there[:, None], other=0.0)
                 tl.debug_barrier()
                 tl.store(at, energy, mask=mine)
                 above = tl.load(forest.parent + place, mask=live, other=-1)

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from proxfield.core.devices.cuda import constexpr, jit, tl, torch
@@ -26,15 +24,6 @@ STATES = 64
 """States of the presences looked at together."""
 PRECISION = 1e-13
 """Coordinate descent ends when no presence changes by more."""
-
-
-class EnvelopeShape(NamedTuple):
-    """What `envelope_of` is compiled for."""
-
-    width: int  # the number of classes rounded up to a power of two
-    exact: int  # open presences whose states are summed one by one
-    sweeps: int  # of coordinate descent
-    states: int
 
 
 @jit
@@ -104,14 +93,16 @@ def settle(on, free, cost, base, weights, m, M: constexpr):
 
 
 @jit
-def envelope_of(absent, weights, order, out_off, out_energy, count, sure, enough, SHAPE: constexpr):
+def envelope_of(
+    absent, weights, order, out_off, out_energy, count, sure, enough,
+    M: constexpr, EXACT: constexpr, SWEEPS: constexpr, STATES: constexpr,
+):  # fmt: skip
     """`proxfield.core.terms.cooccurrence.envelope` in one program.
 
+    Up to EXACT open presences have their states summed one by one.
     absent: (M,), 0 beyond m; weights: (M, M); order: each class's place, largest absent first;
     count: m, in memory: Triton 3.6 fails to compile the loops for a number that it knows to be 1.
     """
-    M: constexpr = SHAPE.width
-    STATES: constexpr = SHAPE.states
     m = tl.load(count)
     klass = tl.arange(0, M)
     real = klass < m
@@ -134,7 +125,7 @@ def envelope_of(absent, weights, order, out_off, out_energy, count, sure, enough
         on, off = more_on, more_off
     left = (on | off) == 0
     open_ones = tl.sum(left.to(tl.int32), 0)
-    if open_ones <= SHAPE.exact:
+    if open_ones <= EXACT:
         turn = tl.maximum(tl.cumsum(left.to(tl.int32), 0) - 1, 0)
         total = 1 << open_ones
         low = tl.sum(tl.where(off, cost, 0.0), 0) + 1e300
@@ -163,8 +154,8 @@ def envelope_of(absent, weights, order, out_off, out_energy, count, sure, enough
             base += row * tl.sum(tl.where(klass == k, decided, 0.0), 0)
         stop = tl.load(enough)
         free = left.to(tl.float64)
-        up = descend(free, left, cost, base, weights, rank, m, M, SHAPE.sweeps, stop)
-        down = descend(free * 0.0, left, cost, base, weights, rank, m, M, SHAPE.sweeps, stop)
+        up = descend(free, left, cost, base, weights, rank, m, M, SWEEPS, stop)
+        down = descend(free * 0.0, left, cost, base, weights, rank, m, M, SWEEPS, stop)
         first_energy, first_off = settle(up, left, cost, base, weights, m, M)
         other_energy, other_off = settle(down, left, cost, base, weights, m, M)
         better = first_energy <= other_energy
@@ -242,7 +233,7 @@ class CooccurrenceOnDevice(_Pixels):
         energy, off = torch.empty_like(cost[:1]), torch.empty_like(cost)
         envelope_of[(1,)](
             cost, self.table, rank, off, energy, self.count, self.sure, self.enough,
-            SHAPE=EnvelopeShape(size, MAX_EXACT_CLASSES, MAX_SWEEPS, STATES),
+            M=size, EXACT=MAX_EXACT_CLASSES, SWEEPS=MAX_SWEEPS, STATES=STATES,
         )  # fmt: skip
         return energy[0], off[:m]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -26,34 +25,24 @@ MAX_LABELS = 256
 """Maximum number of labels for which a program holds whole rows."""
 
 
-class PottsShape(NamedTuple):
-    """What `add_potts` is compiled for."""
-
-    labels: int
-    width: int  # of the rows of ``seen``
-    pair: bool  # is the sum in two parts?
-    rows: int  # points of a program
-    padded: int  # labels rounded up to a power of two
-
-
 @jit
-def add_potts(seen, q, outward, own, out, energy, n, weight, SHAPE: constexpr):
+def add_potts(
+    seen, q, outward, own, out, energy, n, weight,
+    L: constexpr, LANES: constexpr, WIDTH: constexpr, PAIR: constexpr, ROWS: constexpr,
+):  # fmt: skip
     """out += weight · (Σ_m s_m − s_l) for s = A q, and each program's share of ⟨q, that⟩.
 
-    ``seen`` holds K (in · q), and for a pair the second half of a sum after it.
+    Rows of ``seen`` hold K (in · q), and for a pair the second half of a sum after it.
     """
-    L: constexpr = SHAPE.labels
-    WIDTH: constexpr = SHAPE.width
-    ROWS: constexpr = SHAPE.rows
     at = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    label = tl.arange(0, SHAPE.padded)
+    label = tl.arange(0, LANES)
     inside = at < n
     real = inside[:, None] & (label < L)[None, :]
     s = tl.load(seen + at[:, None] * WIDTH + label[None, :], mask=real, other=0.0)
     p = tl.load(q + at[:, None] * L + label[None, :], mask=real, other=0.0)
     if outward is not None:
         s *= tl.load(outward + at, mask=inside, other=0.0)[:, None]
-    if SHAPE.pair:
+    if PAIR:
         s += tl.load(seen + at[:, None] * WIDTH + L + label[None, :], mask=real, other=0.0)
     if own is not None:
         s -= p * tl.load(own + at, mask=inside, other=0.0)[:, None]
@@ -187,6 +176,6 @@ class GaussianOnDevice:
         energy = torch.empty(programs, dtype=torch.float64, device=mine.device)
         add_potts[(programs,)](
             seen, mine, self.operator.scale, self.own, target, energy, self.n, self.weight,
-            SHAPE=PottsShape(self.labels, seen.shape[1], self.operator.pair, rows, width),
+            L=self.labels, LANES=width, WIDTH=seen.shape[1], PAIR=self.operator.pair, ROWS=rows,
         )  # fmt: skip
         return 0.5 * energy.sum()

@@ -98,13 +98,6 @@ class Variables(NamedTuple):
     common: int  # labels of all variables where they agree
 
 
-class UnaryEnergies(NamedTuple):
-    """Unary energies, and what terms of their own add to the gradient."""
-
-    own: Tensor
-    shift: Tensor | None
-
-
 class LabelTile(NamedTuple):
     """A block of variables in a kernel."""
 
@@ -266,12 +259,16 @@ def larger_tables(g, source, tile, f, table, SHAPE: constexpr):
 
 @jit
 def update_tile(
-    tile, source, target, unary, couplings, value, movement, redo, RULE: constexpr, SHAPE: constexpr
-):
-    """Update one tile; returns its (F, change). See `move_labels`."""
+    tile, source, target, unary, shift, couplings, value, movement, redo,
+    RULE: constexpr, SHAPE: constexpr,
+):  # fmt: skip
+    """Update one tile; returns its (F, change). See `move_labels`.
+
+    ``shift`` is what terms of their own add to the gradient, None without them.
+    """
     if SHAPE.own == 0:  # else later, since tables of their own take many registers
         theta = tl.load(source + tile.at, mask=tile.inside, other=float("inf"))
-        own = tl.load(unary.own + tile.at, mask=tile.inside, other=0.0)
+        own = tl.load(unary + tile.at, mask=tile.inside, other=0.0)
     g = pairwise_gradient(source, tile, couplings, value, SHAPE, False)
     if SHAPE.arity > 2:
         g, share = larger_tables(g, source, tile, couplings.larger, couplings.table, SHAPE)
@@ -279,7 +276,7 @@ def update_tile(
         share = 0.5 * g
     if SHAPE.own > 0:
         theta = tl.load(source + tile.at, mask=tile.inside, other=float("inf"))
-        own = tl.load(unary.own + tile.at, mask=tile.inside, other=0.0)
+        own = tl.load(unary + tile.at, mask=tile.inside, other=0.0)
     q = exponential(theta)
     f = tl.zeros((), tl.float64)
     if RULE.trace:  # log q = −θ
@@ -287,8 +284,8 @@ def update_tile(
         rest = tl.where(some, own + share - tl.where(some, theta, 0.0), 0.0)
         f = tl.sum(tl.sum(tl.where(some, q * rest, 0.0), 1).to(tl.float64), 0)
     g += own
-    if unary.shift is not None:
-        g += tl.load(unary.shift + tile.at, mask=tile.inside, other=0.0)
+    if shift is not None:
+        g += tl.load(shift + tile.at, mask=tile.inside, other=0.0)
     here = Entries(0, tile.at, tile.inside)
     change = move_labels(theta, q, g, target, here, tile.who, tile.real, redo, movement, RULE)
     return f, change
@@ -296,8 +293,9 @@ def update_tile(
 
 @jit_for_any(pointers=("value",))
 def tile_step(
-    buffers, status, variables, unary, couplings, value, movement, RULE: constexpr, SHAPE: constexpr
-):
+    buffers, status, variables, unary, shift, couplings, value, movement,
+    RULE: constexpr, SHAPE: constexpr,
+):  # fmt: skip
     """One update of all blocks of a bucket, one program each."""
     block = tl.program_id(0).to(tl.int64)
     board = status.board + tl.load(variables.field + block).to(tl.int64) * _BOARD
@@ -306,8 +304,8 @@ def tile_step(
         source = buffer_at(buffers, status.stride, tick)
         target = buffer_at(buffers, status.stride, tick + 1)
         f, change = update_tile(
-            tile_of(block, variables, SHAPE), source, target, unary, couplings, value, movement,
-            tl.load(board + _REDO), RULE, SHAPE,
+            tile_of(block, variables, SHAPE), source, target, unary, shift, couplings, value,
+            movement, tl.load(board + _REDO), RULE, SHAPE,
         )  # fmt: skip
         tl.store(status.parts + block * 2, f)
         tl.store(status.parts + block * 2 + 1, change.to(tl.float64))
@@ -315,7 +313,7 @@ def tile_step(
 
 @jit
 def tile_run(
-    buffers, status, first, count, variables, unary, couplings, value, movement,
+    buffers, status, first, count, variables, unary, shift, couplings, value, movement,
     RULE: constexpr, SHAPE: constexpr,
 ):  # fmt: skip
     """Many updates of small fields, one program each, until its board says done."""
@@ -332,8 +330,8 @@ def tile_run(
         most = tl.zeros((), tl.float64)
         for k in range(blocks):
             f, change = update_tile(
-                tile_of(block + k, variables, SHAPE), source, target, unary, couplings, value,
-                movement, now.redo, RULE, SHAPE,
+                tile_of(block + k, variables, SHAPE), source, target, unary, shift, couplings,
+                value, movement, now.redo, RULE, SHAPE,
             )  # fmt: skip
             total += f
             most = larger(most, change.to(tl.float64))
