@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -233,7 +234,7 @@ def test_frames(model: str, together: int, monkeypatch: pytest.MonkeyPatch) -> N
     q = [marginals(seed, saturated=seed != 1) for seed in range(3)]
     there = torch.from_numpy(np.concatenate(q)).to(DEVICE)
     for some in (terms, terms[::-1]):
-        frames.set_masks([term.masks for term in some])
+        frames.set_terms([SimpleNamespace(compact=term.masks) for term in some])
         out = torch.ones_like(there)
         energies = frames.add_gradient(there, out)
         assert energies.shape == (3,) and energies.dtype == torch.float64

@@ -130,7 +130,7 @@ def test_operate_is_that_of_the_host(kind: str) -> None:
     for normalization in NORMALIZATIONS:
         term = pf.Gaussian(features(9), normalization=normalization, self_message=True, filter=kind)
         made: Any = on_device(term, Layout(np.full(9, 4)), "float64", DEVICE)
-        found = made.operate(torch.from_numpy(v).to(DEVICE)).cpu()
+        found = made.operator.apply(torch.from_numpy(v).to(DEVICE)).cpu()
         np.testing.assert_allclose(found, term.operate(v), rtol=1e-12, atol=1e-12)
 
 

@@ -25,10 +25,8 @@ class FoundDevice(NamedTuple):
 class Device(ABC):
     """Where programs run.
 
-    A kind of device is a class like this in a module of its own, and a line in `DEVICES`.
-
-    Args:
-        name: The kind ("cuda"), or the kind and a number ("cuda:1").
+    A kind of device is a class like this in a module of its own, and a line in `DEVICES`. A name
+    is the kind ("cuda"), or the kind and a number ("cuda:1").
     """
 
     kind: str

@@ -164,6 +164,13 @@ def resolved(device: TorchDevice) -> TorchDevice:
     return torch.zeros(0, device=device).device
 
 
+def processors(device: TorchDevice) -> int:
+    """Programs that surely run at the same time."""
+    if device.type != "cuda":
+        return 2**31  # the interpreter: one after another
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
 def launching(device: TorchDevice) -> AbstractContextManager[object]:
     """A context in which kernels start on a device."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

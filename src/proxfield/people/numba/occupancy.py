@@ -70,7 +70,6 @@ class BoxVisits:
         self.logs[location] = new
 
 
-_ONES = np.ones((1, 1))
 KEPT_SCENES = 4
 """Scenes whose silhouettes stay packed for their next frame."""
 
@@ -88,7 +87,7 @@ class OccupancyOnCpu:
         exact = isinstance(term, ExactOccupancy)
         low, high = term.observed if isinstance(term, ExactOccupancy) else (1.0, -1.0)
         for c, (s, mask) in enumerate(term.images()):
-            shares = s.per_area if exact else _ONES
+            shares = s.per_area if exact else np.ones((1, 1))
             turn_image(mask, shares, low, high, origins[c], self.cameras, c, self.image)
         self.room = _room(self.cameras, term.n_locations, apart=False)
         self.ratio: Ratio | None = None
@@ -171,7 +170,10 @@ _scenes: list[tuple[tuple[weakref.ref[Silhouettes], ...], _Packed]] = []
 
 
 def _packed(silhouettes: tuple[Silhouettes, ...]) -> _Packed:
-    """Silhouettes as the kernels read them, packed once for all frames of a scene."""
+    """The part of each camera's image that silhouettes cover, and their corners in it.
+
+    Packed once for all frames of a scene.
+    """
     alive = [entry for entry in _scenes if all(ref() is not None for ref in entry[0])]
     _scenes[:] = alive
     for keys, packed in alive:
@@ -179,14 +181,6 @@ def _packed(silhouettes: tuple[Silhouettes, ...]) -> _Packed:
             ref() is s for ref, s in zip(keys, silhouettes, strict=True)
         ):
             return packed
-    packed = _pack(silhouettes)
-    _scenes.append((tuple(weakref.ref(s) for s in silhouettes), packed))
-    del _scenes[:-KEPT_SCENES]
-    return packed
-
-
-def _pack(silhouettes: tuple[Silhouettes, ...]) -> _Packed:
-    """The part of each camera's image that silhouettes cover, and their corners in it."""
     sizes, origin = np.zeros((4, len(silhouettes)), dtype=np.int64), []
     corners = [np.zeros((0, 4), dtype=np.uint32)]
     owners = [np.zeros(0, dtype=np.uint32)]
@@ -216,4 +210,6 @@ def _pack(silhouettes: tuple[Silhouettes, ...]) -> _Packed:
         np.cumsum([0, *((rows + 1) * stride_of)]), np.cumsum([0, *counts]), boxes,
         np.concatenate(corners), np.concatenate(owners),
     )  # fmt: skip
+    _scenes.append((tuple(weakref.ref(s) for s in silhouettes), (cameras, origin)))
+    del _scenes[:-KEPT_SCENES]
     return cameras, origin

@@ -12,20 +12,12 @@ from proxfield.core.devices.cuda import torch
 from proxfield.core.devices.tensors import Tensor, TorchDevice
 from proxfield.core.engines.triton.device_pack import from_numpy
 from proxfield.core.terms.base import Layout
-from proxfield.errors import InputError
 from proxfield.people.numba import DIRECT, SMALLEST
 from proxfield.people.occupancy import ExactOccupancy, Occupancy, RatioOccupancy
 from proxfield.people.silhouettes import Boxes, Runs
 from proxfield.people.triton import occupancy_kernels as kernels
-from proxfield.people.triton.occupancy_plan import (
-    BAND,
-    PIXEL_BYTES,
-    SCRATCH_BYTES,
-    STRIP,
-    Group,
-    ScenePlan,
-    plan_for,
-)
+from proxfield.people.triton import occupancy_plan as planning
+from proxfield.people.triton.occupancy_plan import BAND, STRIP, Group, ScenePlan, plan_for
 
 LOGS_BLOCK = 1024
 """Locations of one program that takes logarithms, or adds up cameras."""
@@ -35,9 +27,6 @@ FLAGS = 256
 """Flags that are looked at together."""
 DIRECT_BELOW = {"float32": 1e-3, "float64": DIRECT}
 """p_i below which pixels are summed one by one."""
-
-Masks = Sequence[NDArray[Any]]
-"""Of each camera: 8-bit values, or numbers from 0 to 1."""
 
 
 class OccupancyFrames:
@@ -92,7 +81,9 @@ class OccupancyFrames:
         self.factors = torch.zeros((self.frames, plan.cameras, 2), **real)
         self.energies = torch.zeros((self.frames, plan.cameras), **real)
         # images of some frames; those that aren't kept, of one group of cameras
-        fit = max(1, SCRATCH_BYTES // (PIXEL_BYTES[dtype] * plan.size))  # in the cache
+        fit = max(
+            1, planning.SCRATCH_BYTES // (planning.PIXEL_BYTES[dtype] * plan.size)
+        )  # in the cache
         self.at_once = some = min(self.frames, fit)
         room = some * max(group.size for group in plan.groups)
         self.diff = torch.zeros(some * plan.size, **kind)
@@ -128,25 +119,18 @@ class OccupancyFrames:
             return {}
         return plan_for(term.silhouettes, device).kept
 
-    # ---- masks ----
-
     def set_terms(self, terms: Sequence[Occupancy]) -> None:
-        """Replace all frames by others with the same key."""
-        self.set_masks([term.compact for term in terms])
-
-    def set_masks(self, frames: Sequence[Masks]) -> None:
-        """Replace the masks of all frames' cameras; silhouettes and parameters stay."""
-        if len(frames) != self.frames:
-            raise InputError(f"masks of {len(frames)} frames, expected {self.frames}")
+        """Replace all frames by as many others with the same key."""
         if self.plan is None:
             return
-        kinds = {mask.dtype for masks in frames for mask in masks}
+        # 8-bit values, or numbers from 0 to 1
+        flat: list[NDArray[Any]] = [mask.ravel() for term in terms for mask in term.compact]
+        kinds = {mask.dtype for mask in flat}
         small = kinds == {np.dtype(np.uint8)}
         kind = torch.uint8 if small else torch.float64
         if self.staging is None or self.staging.dtype != kind:
             shape, pinned = (self.frames, self.plan.pixels), self.device.type == "cuda"
             self.staging = torch.empty(shape, dtype=kind, pin_memory=pinned)
-        flat = [mask.ravel() for masks in frames for mask in masks]
         if not small:
             flat = [mask / 255.0 if mask.dtype == np.uint8 else mask for mask in flat]
         torch.cat([from_numpy(mask) for mask in flat], out=self.staging.view(-1))  # on all cores
@@ -166,7 +150,7 @@ class OccupancyFrames:
         for group in plan.groups:
             kernels.weigh_masks[(group.lines, self.frames)](
                 masks, plan.pixels, plan.shares[group.offset :], self.image[:, group.offset :],
-                plan.size, *group.mask_rows, numbers, totals[:, group.line :], plan.lines,
+                plan.size, group.mask_rows, numbers, totals[:, group.line :], plan.lines,
                 RATIO=self.ratio, WIDTH=group.width, num_warps=group.warps,
             )  # fmt: skip
         if self.ratio:
@@ -174,8 +158,6 @@ class OccupancyFrames:
             self.mask_sums.copy_(torch.stack(sums, 1))
         else:
             self.constants.copy_(totals.sum(1))
-
-    # ---- value and gradient ----
 
     def add_gradient(self, q: Tensor, out: Tensor) -> Tensor:
         """Add dE/dq at ``q``, frame after frame, to ``out``; returns each frame's energy.

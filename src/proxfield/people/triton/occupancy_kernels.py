@@ -22,11 +22,16 @@ from proxfield.core.devices.cuda import constexpr, jit, tl
 from proxfield.core.devices.tensors import Tensor
 
 
-class PixelCorners(NamedTuple):
-    """Corners by the pixel where they lie.
+class MaskRows(NamedTuple):
+    """Rows of all cameras: where each begins in an image and in the masks, and its columns."""
 
-    An entry is 2 · location, + 1 where it is subtracted.
-    """
+    base: Tensor
+    mask_base: Tensor
+    columns: Tensor
+
+
+class PixelCorners(NamedTuple):
+    """Corners by the place where they lie; an entry is 2 · location, + 1 where it is subtracted."""
 
     start: Tensor
     count: Tensor
@@ -61,9 +66,8 @@ class BandShape(NamedTuple):
 
     rows: int
     width: int
-    pieces: bool
-    """Are rows longer than ``width``?"""
     chunks: int
+    pieces: bool  # are rows longer than ``width``?
 
 
 class MaskFactors(NamedTuple):
@@ -109,7 +113,7 @@ class RunList(NamedTuple):
 
 @jit
 def weigh_masks(
-    masks, pixels, shares, image, image_size, base, mask_base, columns, numbers, totals, lines,
+    masks, pixels, shares, image, image_size, rows, numbers, totals, lines,
     RATIO: constexpr, WIDTH: constexpr,
 ):  # fmt: skip
     """What a frame's masks make of its images: w_x, or 1 − 2B where RATIO.
@@ -118,10 +122,10 @@ def weigh_masks(
     much it rises to B = 1. totals: Σ of the constant, or of B, over each row.  # (frames, lines)
     """
     line, frame = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    width = tl.load(columns + line)
-    shares += tl.load(base + line)
-    image += frame * image_size + tl.load(base + line)
-    masks += frame * pixels + tl.load(mask_base + line)
+    width = tl.load(rows.columns + line)
+    shares += tl.load(rows.base + line)
+    image += frame * image_size + tl.load(rows.base + line)
+    masks += frame * pixels + tl.load(rows.mask_base + line)
     one = tl.load(numbers)
     total = tl.zeros((), tl.float64)
     for x in range(0, width, WIDTH):
@@ -472,11 +476,11 @@ def collect_boxes(
         mine = tl.load(boxes.which + k).to(tl.int64)
         first, length = tl.load(boxes.base + mine), tl.load(boxes.stride + mine)
         high = tl.load(boxes.head + mine)
-        corners = boxes.corners + (factors.first + mine) * 4 * n + at
-        left = tl.load(corners, mask=inside, other=0)
-        top = tl.load(corners + n, mask=inside, other=0)
-        right = tl.load(corners + 2 * n, mask=inside, other=0)
-        bottom = tl.load(corners + 3 * n, mask=inside, other=0)
+        box = boxes.corners + (factors.first + mine) * 4 * n + at
+        left = tl.load(box, mask=inside, other=0)
+        top = tl.load(box + n, mask=inside, other=0)
+        right = tl.load(box + 2 * n, mask=inside, other=0)
+        bottom = tl.load(box + 3 * n, mask=inside, other=0)
         seen = right > left
         far = corner(sums, feet, first, high, bottom, right, length, seen, BAND)
         far -= corner(sums, feet, first, high, top, right, length, seen, BAND)

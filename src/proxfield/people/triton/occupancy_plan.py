@@ -70,7 +70,7 @@ class Group:
         line_base = self._ints(np.concatenate([b + w * np.arange(h) for b, w, h in rows]))
         columns = np.repeat([s.width for s in cameras], heights)
         mask_base = self._ints(pixel + np.cumsum(columns) - columns)
-        self.mask_rows = (line_base, mask_base, self._ints(columns))
+        self.mask_rows = kernels.MaskRows(line_base, mask_base, self._ints(columns))
         self.pixels = int(columns.sum())
         self.width = min(MAX_WIDTH, max(16, power_of_two(max(s.width for s in cameras))))
         self.warps = max(4, self.width // 256)
@@ -138,10 +138,9 @@ class Group:
         many = count > CROWDED
         order = torch.cat([torch.nonzero(many)[:, 0], torch.nonzero(~many)[:, 0]])
         self.crowded = int(many.sum())
-        self.corners = kernels.PixelCorners(
-            start[order], count[order].to(torch.int32), entry.to(torch.int32),
-            place[order].to(torch.int32),
-        )  # fmt: skip
+        lists = count[order], entry, place[order]
+        ints = (values.to(torch.int32) for values in lists)
+        self.corners = kernels.PixelCorners(start[order], *ints)
 
     def _list_runs(self, cameras: Sequence[Silhouettes], bases: list[int]) -> None:
         at, column, length, starts, before = [], [], [], [], 0
@@ -156,16 +155,13 @@ class Group:
         none = [np.zeros(1, dtype=np.int64)]  # so that they have an address
         parts = (at, column, length, starts)
         place, columns, lengths, start = (self._ints(np.concatenate(p or none)) for p in parts)
-        self.runs = kernels.RunList(
-            place, columns, lengths, start, self.with_runs, self.numbers[1:]
-        )
-
-    # ---- from differences to images ----
+        lists = place, columns, lengths, start, self.with_runs, self.numbers[1:]
+        self.runs = kernels.RunList(*lists)
 
     def tile(self, dtype: str) -> dict[str, Any]:
         """What kernels over bands are compiled for."""
         rows = min(BAND, max(2, min(8, BAND_VALUES[dtype] // self.width)))
-        shape = kernels.BandShape(rows, self.width, self.pieces, BAND // rows)
+        shape = kernels.BandShape(rows, self.width, BAND // rows, self.pieces)
         return {"SHAPE": shape, "num_warps": min(16, max(4, self.width // 128))}
 
     def scatter(self, logs: Tensor, diff: Tensor) -> None:
@@ -196,7 +192,16 @@ class ScenePlan:
         self.heights = [s.height for s in silhouettes]
         self.groups: list[Group] = []
         offset = line = first = pixel = 0
-        for some in grouped(silhouettes):
+        together: list[list[Silhouettes]] = []
+        room = 0
+        for s in silhouettes:  # consecutive cameras whose images fit into the cache together
+            held = PIXEL_BYTES["float32"] * s.height * stride_of(s)
+            if not together or held > room:
+                together.append([])
+                room = SCRATCH_BYTES
+            together[-1].append(s)
+            room -= held
+        for some in together:
             group = Group(some, first, offset, line, pixel, self.device)
             self.groups.append(group)
             offset, line, first = offset + group.size, line + group.lines, first + group.count
@@ -215,7 +220,17 @@ class ScenePlan:
         at = 0
         for s in silhouettes:  # a location has another area in each camera
             end = at + s.height * stride_of(s)
-            count, area = cover(s, self.device)
+            # number of locations over each pixel, and the sum of their areas
+            place, entry = (from_numpy(x).to(self.device) for x in corners(s, s.width))
+            images = []
+            for values in (s.visible, s.areas):
+                each = from_numpy(values.astype(np.float64)).to(self.device)[entry >> 1]
+                image = torch.zeros(s.height * s.width, dtype=torch.float64, device=self.device)
+                # whole numbers: the order of sums doesn't matter
+                image.index_add_(0, place, torch.where((entry & 1) != 0, -each, each))
+                image = image.view(s.height, s.width)
+                images.append((image.cumsum(0) if isinstance(s, Boxes) else image).cumsum(1))
+            count, area = images
             share = torch.where(count > 0.5, count / torch.where(count > 0.5, area, 1.0), 0.0)
             self.shares[at:end].view(s.height, -1)[:, : s.width] = share
             at = end
@@ -224,38 +239,6 @@ class ScenePlan:
 def stride_of(silhouettes: Silhouettes) -> int:
     """Pixels from the beginning of a row to the next."""
     return -(-silhouettes.width // ALIGNMENT) * ALIGNMENT
-
-
-def cover(silhouettes: Silhouettes, device: TorchDevice) -> tuple[Tensor, Tensor]:
-    """Number of locations over each pixel, and the sum of their areas.  # (height, width) each"""
-    s = silhouettes
-    place, entry = corners(s, s.width)
-    place, entry = from_numpy(place).to(device), from_numpy(entry).to(device)
-    out = []
-    for values in (s.visible, s.areas):
-        each = from_numpy(values.astype(np.float64)).to(device)[entry >> 1]
-        image = torch.zeros(s.height * s.width, dtype=torch.float64, device=device)
-        # whole numbers: the order of sums doesn't matter
-        image.index_add_(0, place, torch.where((entry & 1) != 0, -each, each))
-        image = image.view(s.height, s.width)
-        if isinstance(s, Boxes):
-            image = image.cumsum(0)
-        out.append(image.cumsum(1))
-    return out[0], out[1]
-
-
-def grouped(silhouettes: Sequence[Silhouettes]) -> list[list[Silhouettes]]:
-    """Consecutive cameras whose images fit into the cache together; at least one each."""
-    out: list[list[Silhouettes]] = []
-    room = 0
-    for s in silhouettes:
-        held = PIXEL_BYTES["float32"] * s.height * stride_of(s)
-        if not out or held > room:
-            out.append([])
-            room = SCRATCH_BYTES
-        out[-1].append(s)
-        room -= held
-    return out
 
 
 def corners(silhouettes: Silhouettes, stride: int) -> tuple[Ints, Ints]:

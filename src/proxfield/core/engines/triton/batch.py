@@ -19,8 +19,6 @@ from proxfield.core.engines.plan import Update
 from proxfield.core.engines.triton.binary_pack import BinaryTensors
 from proxfield.core.engines.triton.device_pack import (
     CAPACITY,
-    LENGTHS,
-    LENGTHS_WITH_TERMS,
     BatchState,
     Graphs,
     Joined,
@@ -62,13 +60,9 @@ class BatchProgram(Batch[Update, BatchState]):
     """
 
     def __init__(
-        self,
-        lowereds: list[Lowered],
-        dtype: str = "float32",
-        device: TorchDevice = None,
-        form: str | None = None,
-        terms: Callable[[str], list[DeviceTerm]] | None = None,
-    ) -> None:
+        self, lowereds: list[Lowered], dtype: str = "float32", device: TorchDevice = None,
+        form: str | None = None, terms: Callable[[str], list[DeviceTerm]] | None = None,
+    ) -> None:  # fmt: skip
         self.device = find_device(device)
         self.dtype = dtype
         self.joined = Joined(lowereds)
@@ -134,7 +128,7 @@ class BatchProgram(Batch[Update, BatchState]):
             safe=torch.ones(n, **own),
             parts=torch.zeros((max(1, self.pack.n_blocks), 2), **real),
             out=torch.zeros((2, self.fields, CAPACITY), **real),
-            graphs=Graphs(device, LENGTHS_WITH_TERMS if self.terms else LENGTHS),
+            graphs=Graphs(device, bool(self.terms)),
         )
         self._slots.add(slot)
         slot.numbers[:, board.CONSTANT] = self.pack.constants
@@ -428,7 +422,9 @@ class BatchProgram(Batch[Update, BatchState]):
 
     def _twice(self, state: BatchState, plan: Update) -> Tensor:
         """Largest difference from two updates before, over the step, of each field."""
-        a, b, c = (self.natural.plain(self._buffer(state, ago)) for ago in (0, 2, 1))
+        # what differs by as much as marginals do: m, or q
+        values = (self._buffer(state, ago) for ago in (0, 2, 1))
+        a, b, c = (0.5 * torch.tanh(v) if self.binary else torch.exp(-v) for v in values)
         gap = (a - b).abs()
         if not self.binary:
             gap = self.natural.most(gap)

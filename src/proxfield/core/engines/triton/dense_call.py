@@ -108,29 +108,6 @@ def conclude(theta, unary, q, out, best, parts, n, L: constexpr, ROWS: constexpr
     tl.store(parts + tl.program_id(0), tl.sum(tl.sum(share, 1), 0))
 
 
-def grid(n: int, labels: int) -> tuple[int, int, int]:
-    """Programs, rows of each and labels rounded up.
-
-    Example:
-        >>> grid(100, 21)
-        (2, 64, 32)
-    """
-    width = max(2, 1 << (labels - 1).bit_length())
-    rows = max(1, ENTRIES // width)
-    return -(-n // rows), rows, width
-
-
-def update(
-    theta: Tensor, unary: Tensor, gradient: Tensor, q: Tensor, step: Tensor
-) -> tuple[Tensor, Tensor]:
-    """One update in place; ⟨q, U + log q⟩ before it, and the change over the step.  # (), ()"""
-    n, labels = theta.shape
-    programs, rows, width = grid(n, labels)
-    parts = theta.new_empty((programs, 2), dtype=step.dtype)
-    advance[(programs,)](theta, unary, gradient, q, step, parts, n, L=labels, ROWS=rows, C=width)
-    return parts[:, 0].sum(), parts[:, 1].amax()
-
-
 @dataclass(frozen=True)
 class TermKey:
     """What a `Gaussian` term is but for the values of an image: programs are kept by it."""
@@ -297,11 +274,6 @@ class Made:
         """Channels of the image; 0 without one."""
         return 0 if self.image is None else self.image.there.shape[-1]
 
-    @property
-    def recordable(self) -> bool:
-        """Whether making the filter never asks the host."""
-        return self.fixed is not None or self.kind == "lattice"
-
 
 def certified_step(
     terms: Sequence[tuple[Made, tuple[Plan, Tensor | None]]], like: Tensor
@@ -338,11 +310,9 @@ class DenseCall:
         """Recorded work and what it leaves, by the lattices' kinds of blur."""
 
     def run(self, unary: Pixels | Tensor, images: Sequence[Pixels | Tensor | None]) -> DenseFound:
-        """Make the updates.
+        """Make the updates, from unary energies and the channels of each term's points.
 
-        Args:
-            unary: Unary energies, on the host or the device.  # (n, labels) float32
-            images: Channels of each term's points, likewise; None where there are none.
+        Both may be on the host or the device.  # (n, labels) float32
         """
         with self.lock, launching(self.device):
             self.unary.load(unary)
@@ -355,7 +325,9 @@ class DenseCall:
     def _run(self) -> DenseFound:
         blurs = tuple(made.blur for made in self.terms)
         self.calls[blurs] += 1
-        possible = self.device.type == "cuda" and all(made.recordable for made in self.terms)
+        # whether making the filters never asks the host
+        possible = all(made.fixed is not None or made.kind == "lattice" for made in self.terms)
+        possible &= self.device.type == "cuda"
         if blurs not in self.graphs and self.calls[blurs] > 1 and possible:
             self._compute(recorded=True)  # compiles what arrays of this size need
             torch.cuda.synchronize(self.device)
@@ -385,13 +357,19 @@ class DenseCall:
         step = certified_step(both, unary)
         theta = unary.clone()
         q = torch.softmax(-unary, 1)
+        width = max(2, 1 << (labels - 1).bit_length())
+        rows = max(1, ENTRIES // width)
+        programs = -(-n // rows)
         energies, changes = [], []
         for _ in range(updates):
             gradient = unary.clone()
             seen = [term.add_gradient(q.view(-1), gradient.view(-1)) for term in terms]
-            own, change = update(theta, unary, gradient, q, step)
-            energies.append(sum(seen, own))
-            changes.append(change)
+            parts = unary.new_empty((programs, 2), dtype=step.dtype)
+            advance[(programs,)](
+                theta, unary, gradient, q, step, parts, n, L=labels, ROWS=rows, C=width
+            )
+            energies.append(sum(seen, parts[:, 0].sum()))
+            changes.append(parts[:, 1].amax())
         exact = [DenseTerm(made, *plan, double=True) for made, plan in both]
         single = n * labels > MAX_DOUBLE
         out = torch.empty(
@@ -399,7 +377,6 @@ class DenseCall:
         )
         best = torch.empty(n, dtype=torch.int64, device=self.device)
         last = torch.empty((n, labels), dtype=torch.float64, device=self.device)
-        programs, rows, width = grid(n, labels)
         parts = torch.empty(programs, dtype=torch.float64, device=self.device)
         conclude[(programs,)](theta, unary, last, out, best, parts, n, L=labels, ROWS=rows, C=width)
         gradient = torch.zeros_like(last)
@@ -443,12 +420,11 @@ class Kept:
     def get(self, key: CallKey, points: Sequence[PixelPoints]) -> DenseCall:
         """The program for a key, made if there is none."""
         with self.lock:
-            if key in self.programs:
-                self.programs[key] = self.programs.pop(key)  # the latest comes last
-                return self.programs[key]
-        made = DenseCall(key, points)
+            made = self.programs.get(key)
+        made = made or DenseCall(key, points)
         with self.lock:
-            self.programs[key] = made
+            self.programs.pop(key, None)
+            self.programs[key] = made  # the latest comes last
             while len(self.programs) > MAX_KEPT:
                 del self.programs[next(iter(self.programs))]
         return made

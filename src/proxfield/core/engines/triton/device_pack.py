@@ -32,9 +32,7 @@ FIRST = {int(kind) for kind in Kind if kind.moments >= 1} | {kinds.LOOK}
 SECOND = {int(kind) for kind in Kind if kind.moments >= 2}
 """The kinds that need a first and a second moment, or room for a gradient."""
 LENGTHS = (64, 8)
-"""Iterations in one graph; fewer are launched one by one."""
-LENGTHS_WITH_TERMS = (64, 8, 1)
-"""The same where an iteration takes many launches."""
+"""Iterations in one graph; fewer are launched one by one, unless each takes many launches."""
 MIN_ITERATIONS = 32
 """Iterations asked for so far from which recording pays: it takes as long as launching about a
 hundred."""
@@ -44,25 +42,19 @@ ENABLED = True
 
 MAX_PINNED_BYTES = 2**26
 """Bytes of an array up to which the device has room for it in two types."""
-SMALL_WORK = 1 << 14
-"""Entries, tiles included, up to which one program iterates on any other field."""
 
 
-@dataclass
 class Joined:
     """Several lowered fields as one."""
 
-    lowereds: list[Lowered]
-    cards: Ints = field(init=False)
-    bounds: Ints = field(init=False)
-    """First variable of each field.  # (fields + 1,)"""
-
-    def __post_init__(self) -> None:
-        self.cards = _cat([low.layout.cardinalities for low in self.lowereds], np.int64)
-        self.bounds = np.cumsum([0, *(low.layout.n_vars for low in self.lowereds)])
+    def __init__(self, lowereds: list[Lowered]) -> None:
+        self.lowereds = lowereds
+        self.cards: Ints = _cat([low.layout.cardinalities for low in lowereds], np.int64)
+        self.bounds: Ints = np.cumsum([0, *(low.layout.n_vars for low in lowereds)])
+        """First variable of each field.  # (fields + 1,)"""
         self.offsets = np.concatenate([[0], np.cumsum(self.cards)])
         self.n, self.size = len(self.cards), int(self.offsets[-1])
-        self.binary = all(is_binary(low) and not low.extras for low in self.lowereds) and self.n > 0
+        self.binary = all(is_binary(low) and not low.extras for low in lowereds) and self.n > 0
         same = self.n > 0 and bool((self.cards == self.cards[0]).all())
         self.common = int(self.cards[0]) if same else 0
         """Labels of all variables where they agree, else 0."""
@@ -191,13 +183,6 @@ def power_of_two(n: int) -> int:
     return 1 << max(0, int(n) - 1).bit_length()
 
 
-def processors(device: TorchDevice) -> int:
-    """Programs that surely run at the same time."""
-    if device.type != "cuda":
-        return 2**31  # the interpreter: one after another
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
 def from_numpy(values: NDArray[np.generic]) -> Tensor:
     """A tensor of an array on the host, without copying it unless it can't be written to."""
     values = np.ascontiguousarray(values)
@@ -233,11 +218,10 @@ class Graphs:
 
     What changes between plans (steps, temperature, tolerances) lives in tensors that the kernels
     read, so that a graph stays right when these change; what it is recorded for is in its key.
-    ``lengths`` are those of graphs in iterations, the longest first.
     """
 
-    def __init__(self, device: TorchDevice, lengths: tuple[int, ...] = LENGTHS) -> None:
-        self.device, self.lengths = device, lengths
+    def __init__(self, device: TorchDevice, many_launches: bool) -> None:
+        self.device, self.lengths = device, (*LENGTHS, 1) if many_launches else LENGTHS
         self.found: dict[tuple[Hashable, int], CudaGraph] = {}
         self.asked: dict[Hashable, int] = {}
         """Iterations so far, by key."""
@@ -362,10 +346,6 @@ class Natural:
             each = torch.segment_reduce(q, "sum", offsets=self.bounds)
             total = torch.repeat_interleave(each, self.counts, output_size=len(q))
         return total if empty == 0.0 else torch.where(total > 0, total, empty)
-
-    def plain(self, value: Tensor) -> Tensor:
-        """What differs by as much as marginals do: m, or q."""
-        return 0.5 * torch.tanh(value) if self.binary else torch.exp(-value)
 
     def most(self, flat: Tensor) -> Tensor:
         """The largest of each variable's entries.  # (n,)"""

@@ -48,8 +48,6 @@ class FramesProgram(BatchProgram):
             super().warm_up(plan, state, trace)
             self._warm.add(key)
 
-    # ---- other frames in the same program ----
-
     def set_frames(self, lowereds: list[Lowered]) -> None:
         """Replace all fields by others with the same `batch_key` that have unary energies only."""
         self.joined.lowereds = lowereds

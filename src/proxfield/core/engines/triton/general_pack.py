@@ -10,20 +10,15 @@ from numpy.typing import NDArray
 
 from proxfield.core.devices.cuda import torch
 from proxfield.core.devices.tensors import Tensor, TorchDtype
-from proxfield.core.engines.triton.device_pack import (
-    SMALL_WORK,
-    Blocks,
-    Joined,
-    Slot,
-    Tensors,
-    power_of_two,
-)
+from proxfield.core.engines.triton.device_pack import Blocks, Joined, Slot, Tensors, power_of_two
 from proxfield.core.engines.triton.update import general
 from proxfield.core.engines.triton.update.kinds import RuleForm
 from proxfield.core.terms.base import Floats, Ints
 
 T = TypeVar("T")
 
+SMALL_WORK = 1 << 14
+"""Entries, tiles included, up to which one program iterates on any field that isn't binary."""
 TILE = 1024
 """Entries of a tile."""
 TABLE_TILE, TABLE_WARPS = 32, 1
@@ -241,14 +236,12 @@ class GeneralTensors:
         elif self.n:
             self.unary.copy_(unary)  # where recorded graphs look for them
 
-    # ---- launches ----
-
     def step(self, slot: Slot, rule: RuleForm) -> None:
         """One update of all fields that aren't done; leaves partial sums."""
         for bucket, first in zip(self.buckets, self.starts[:-1], strict=True):
             general.tile_step[(bucket.n_blocks,)](
                 slot.buffers, slot.status._replace(parts=slot.parts[int(first) :]),
-                bucket.variables, self.unary, slot.shift, bucket.couplings,
+                bucket.variables, general.UnaryEnergies(self.unary, slot.shift), bucket.couplings,
                 bucket.value, slot.movement(rule),
                 RULE=rule, SHAPE=bucket.shape, num_warps=bucket.warps,
             )  # fmt: skip
@@ -258,7 +251,7 @@ class GeneralTensors:
         bucket = self.buckets[0]
         general.tile_run[(len(self.joined.lowereds),)](
             slot.buffers, slot.status, self.first, self.count, bucket.variables,
-            self.unary, slot.shift, bucket.couplings, bucket.value,
+            general.UnaryEnergies(self.unary, slot.shift), bucket.couplings, bucket.value,
             slot.movement(rule), RULE=rule, SHAPE=bucket.shape, num_warps=bucket.warps,
         )  # fmt: skip
 
@@ -271,8 +264,6 @@ class GeneralTensors:
                 SHAPE=bucket.shape, num_warps=bucket.warps,
             )  # fmt: skip
         return out
-
-    # ---- packing ----
 
     def _list_tables(self) -> None:
         """Tables once for each position in them, the variable's own labels fastest."""

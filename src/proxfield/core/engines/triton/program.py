@@ -60,12 +60,9 @@ class GpuProgram(Program):
     sums_in_double = True
 
     def __init__(
-        self,
-        lowered: Lowered,
-        dtype: str = "float32",
-        device: TorchDevice = None,
+        self, lowered: Lowered, dtype: str = "float32", device: TorchDevice = None,
         form: str | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.device = find_device(device)
         if lowered.extras:  # modules for terms are imported where there are any
             gaussian = import_module("proxfield.core.engines.triton.terms.gaussian")
@@ -111,8 +108,6 @@ class GpuProgram(Program):
             *(type(t) for t in self.batch.terms), *((f.kind, f.features.shape) for f in filters),
         )  # fmt: skip
 
-    # ---- states ----
-
     def start(self, q: Floats) -> State:
         return State(self.batch.start([q]))
 
@@ -147,8 +142,6 @@ class GpuProgram(Program):
         self.batch.set_unary(new)
         if "_sweeper" in self.__dict__:
             self._sweeper.set_unary(self.batch.unary.to(self.batch.tensors.dtype))
-
-    # ---- updates ----
 
     def advance(self, state: State, plan: Plan, n: int, tol: float, trace: bool) -> Rows:
         if n <= 0:
@@ -187,8 +180,6 @@ class GpuProgram(Program):
             if not changes[-1] > tol:
                 break
         return Rows(np.array(energies), np.array(changes), period2)
-
-    # ---- one variable after another ----
 
     @cached_property
     def _sweeper(self) -> Sweeper:
@@ -260,8 +251,6 @@ class GpuProgram(Program):
     def copy(self, state: State) -> State:
         return State(self.batch.copy(state.arrays), deepcopy(state.memory))
 
-    # ---- looking ----
-
     def residual(self, state: State) -> tuple[float, float]:
         if not self.layout.n_vars:
             return 0.0, 0.0
@@ -312,8 +301,6 @@ class DeviceProducts:
         first = self.zeros(2, 2)
         _ = first @ first[0]  # loads the library for that, before anything is timed
 
-    # ---- vectors ----
-
     def zeros(self, *shape: int) -> Tensor:
         """As `numpy.zeros`, on the device."""
         return torch.zeros(shape, dtype=torch.float64, device=self.device)
@@ -332,8 +319,6 @@ class DeviceProducts:
         if not 0.0 < most < np.inf:
             return most
         return most * float(torch.linalg.vector_norm(vector / most))
-
-    # ---- the operator ----
 
     def apply(self, v: Tensor) -> Tensor:
         """P H P v.  # (size,)"""

@@ -282,9 +282,6 @@ def find_neighbors(table: Table, keys: Ints, stride: Ints, near: NDArray[np.int3
                     near[other, axis, 0] = i
 
 
-# ---- vertices between touched ones, which no point touches ----
-
-
 def renumber(beside: Indices) -> Indices:
     """Number vertices breadth first: neighbors then lie near each other in memory.
 

@@ -112,18 +112,10 @@ class Op:
     """
 
     def __init__(
-        self,
-        name: str,
-        schema: str,
-        kernel: Function,
-        shape: Function,
-        context: Function,
-        backward: Function,
-        *,
+        self, name: str, schema: str, kernel: Function, shape: Function, context: Function,
+        backward: Function, *, repeated: Function | None = None, jvp: Function | None = None,
         images: tuple[tuple[int, ...], tuple[int, ...], tuple[bool, ...]] | None = None,
-        repeated: Callable[[list[Any]], list[Any]] | None = None,
-        jvp: Function | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.name, self.context, self.backward, self.jvp = name, context, backward, jvp
         self.images, self.repeated = images, repeated
         if torch is None or not hasattr(torch.library, "custom_op"):

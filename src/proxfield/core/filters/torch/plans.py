@@ -19,7 +19,6 @@ from proxfield.core.devices.cuda import need, torch, triton
 from proxfield.core.devices.tensors import Tensor, TorchDevice, TorchDtype
 from proxfield.core.filters.geometry import Blur
 from proxfield.core.filters.plan import SMALLEST_MASS, HostPlan, Plan, choose, make_filter
-from proxfield.core.filters.triton.exact import ExactPlan
 from proxfield.core.filters.triton.lattice import LatticePlan
 from proxfield.core.filters.triton.segments import has_kernels
 
@@ -63,10 +62,8 @@ def unfold(folded: Tensor, images: int) -> Tensor:
 class PlainPlan(Plan):
     """K itself, kept or recomputed some rows at a time: exact, on any device of torch.
 
-    Args:
-        features: Features in units of standard deviations.  # (n, d) or (Bf, n, d)
-        dtype: Type of weights and sums; that of the features by default.
-        stored: Maximum number of weights that are kept.
+    Weights and sums are of a type, by default that of the features, (n, d) or (Bf, n, d). At most
+    ``stored`` weights are kept.
     """
 
     name = "exact"
@@ -82,11 +79,6 @@ class PlainPlan(Plan):
         self.stored: Tensor | None = None
         if self.images * self.n**2 <= stored:
             self.stored = self.weights(slice(0, self.n))
-
-    @property
-    def nbytes(self) -> int:
-        held = [x for x in (self.features, self.stored) if x is not None]
-        return sum(int(x.numel() * x.element_size()) for x in held)
 
     def weights(self, rows: Tensor) -> Tensor:
         """Some rows of K: exp(−½‖f_i − f_j‖²).  # a slice or (m,) -> (Bf, m, n)"""
@@ -168,10 +160,6 @@ class PerImage(Plan):
         self.kind = {"dtype": features.dtype, "device": features.device}
         self.plans = plans
 
-    @property
-    def nbytes(self) -> int:
-        return sum(p.nbytes for p in self.plans)
-
     def ones(self) -> Tensor:
         return torch.ones((self.images, self.n, 1), **self.kind)
 
@@ -190,17 +178,16 @@ class PerImage(Plan):
 
 
 class TritonPlan(PerImage):
-    """One `ExactPlan` for each image: errors of about 1e-4, at the speed of the GPU.
-
-    Pairs with a weight below ``tolerance`` may be left out.  # features: (Bf, n, d)
-    """
+    """One `ExactPlan` for each image, fast and with errors of about 1e-4.  # (Bf, n, d)"""
 
     name = "exact"
 
-    def __init__(self, features: Tensor, tolerance: float = TOLERANCE) -> None:
+    def __init__(self, features: Tensor) -> None:
+        from proxfield.core.filters.triton.exact import ExactPlan
+
         # a copy, so that what happens to the tensor doesn't matter; centered for precision
         points = features - features.mean(dim=1, keepdim=True)
-        super().__init__(points, [ExactPlan(f, tolerance) for f in points])
+        super().__init__(points, [ExactPlan(f, TOLERANCE) for f in points])
 
     def diagonal(self) -> Tensor:
         return self.ones()[..., 0]
@@ -226,10 +213,6 @@ class HostLattice(Plan):
         """Centered, for the precision of `pull`.  # (n, d)"""
         with torch_threads():
             self.plan: HostPlan = make_filter("lattice", features.numpy())
-
-    @property
-    def nbytes(self) -> int:
-        return self.plan.nbytes + int(self.features.numel() * self.features.element_size())
 
     def ones(self) -> Tensor:
         return torch.ones((self.plan.n, 1), dtype=torch.float64)
@@ -323,22 +306,14 @@ def on_triton(features: Tensor) -> bool:
 
 
 def make_plan(
-    features: Tensor,
-    kind: str = "exact",
-    *,
-    tiled: bool | None = None,
-    dtype: TorchDtype | None = None,
-    tolerance: float = TOLERANCE,
-    blur: Blur | None = None,
-) -> Plan:
-    """A plan over tensors.
+    features: Tensor, kind: str = "exact", *, tiled: bool | None = None,
+    dtype: TorchDtype | None = None, blur: Blur | None = None,
+) -> Plan:  # fmt: skip
+    """A plan, exact or a lattice, over features in standard deviations.  # (n, d) or (Bf, n, d)
 
     Args:
-        features: Features in units of standard deviations.  # (n, d) or (Bf, n, d)
-        kind: "exact" or "lattice".
         tiled: Use Triton's kernels for the exact filter, in float32; by default where they serve.
         dtype: Type in which the exact filter computes without them; the features' by default.
-        tolerance: As for `TritonPlan`.
         blur: That of one set of points' lattice, if it isn't to choose.
     """
     if kind == "lattice" and features.ndim == 3:
@@ -348,8 +323,10 @@ def make_plan(
     if not (on_triton(features) if tiled is None else tiled):
         return PlainPlan(features, dtype)
     if features.ndim == 3:
-        return TritonPlan(features, tolerance)
-    return ExactPlan(features, tolerance)
+        return TritonPlan(features)
+    from proxfield.core.filters.triton.exact import ExactPlan
+
+    return ExactPlan(features, TOLERANCE)
 
 
 def estimated_pairs(features: Tensor, tolerance: float) -> float:
@@ -361,7 +338,7 @@ def estimated_pairs(features: Tensor, tolerance: float) -> float:
     return min(1.0, PADDING * float(near) / (len(some) * n)) * float(n) ** 2
 
 
-def choose_kind(name: str, features: Tensor, double: bool, tolerance: float = TOLERANCE) -> str:
+def choose_kind(name: str, features: Tensor, double: bool) -> str:
     """ "exact" or "lattice"; "auto" is exact up to `MAX_EXACT_SECONDS` per application.
 
     Without a GPU "auto" means what it means on the CPU.
@@ -374,33 +351,28 @@ def choose_kind(name: str, features: Tensor, double: bool, tolerance: float = TO
         return "exact"
     if rate == BLOCKED_PAIRS_PER_SECOND:
         return "lattice"
-    return (
-        "exact" if estimated_pairs(features, tolerance) <= MAX_EXACT_SECONDS * rate else "lattice"
-    )
+    few = estimated_pairs(features, TOLERANCE) <= MAX_EXACT_SECONDS * rate
+    return "exact" if few else "lattice"
 
 
 class DeviceFilter(HostPlan):
     """A plan on a device over features of the host: both then have the same operator.  # (n, d)
 
-    ``kind`` may be "auto", ``tolerance`` is that of the exact filter in float32, and ``blur`` that
-    of the lattice, if it isn't to choose.
+    ``kind`` may be "auto", and ``blur`` is that of the lattice, if it isn't to choose.
     """
 
     def __init__(
         self, features: Floats, kind: str, double: bool, device: TorchDevice,
-        tolerance: float = TOLERANCE, blur: Blur | None = None,
+        blur: Blur | None = None,
     ) -> None:  # fmt: skip
         need("torch")
         writable = features if features.flags.writeable else features.copy()  # torch insists
         self.features = torch.from_numpy(writable).to(device)
         """On the device, as given.  # (n, d)"""
-        self.kind = choose_kind(kind, self.features, double, tolerance)
+        self.kind = choose_kind(kind, self.features, double)
         self.n = len(features)
         tiled = not double and has_kernels(self.features) and self.n > MATRIX_POINTS
-        self.plan = make_plan(
-            self.features, self.kind, tiled=tiled, dtype=torch.float64, tolerance=tolerance,
-            blur=blur,
-        )  # fmt: skip
+        self.plan = make_plan(self.features, self.kind, tiled=tiled, dtype=torch.float64, blur=blur)
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -433,17 +405,12 @@ class DeviceFilter(HostPlan):
     def _diagonal(self) -> NDArray[np.float64]:
         return np.asarray(self.plan.diagonal().cpu().numpy(), dtype=np.float64)
 
-    @property
-    def nbytes(self) -> int:
-        return self.plan.nbytes
-
 
 def resolve(name: str, features: Tensor) -> str:
     """ "auto" resolved to "exact" or "lattice", by the device and the number of points.
 
     As for a `proxfield.Gaussian` term on the CPU and on CUDA; elsewhere always exact.
-
-    features: # (Bf, n, d)
+    # (Bf, n, d)
     """
     if name != "auto":
         return choose(name, features.shape[1])

@@ -13,6 +13,7 @@ large but multiples of one small number, so they cancel without error; the secon
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from proxfield.core.devices.cuda import constexpr, jit, tl, torch
 from proxfield.core.devices.tensors import Tensor
@@ -53,6 +54,19 @@ def slots(d: int, largest: float) -> tuple[int, int, int]:
     return total, first, min(d, total - first - 2 * d - 4)
 
 
+class EncodeShape(NamedTuple):
+    """What `encode_points` is compiled for."""
+
+    dimensions: int
+    slots: int
+    first: int  # values of the first bracket
+    cross: int  # terms kept of xₗ·yₗ
+    bias: int
+    half: float  # what is added to what the second bracket gives
+    root: float  # what both sides are scaled by
+    rows: int  # points of a program
+
+
 @jit
 def put_float16(left, right, row, slot: constexpr, a, b, K: constexpr, inside):
     """One number of each point's rows."""
@@ -68,15 +82,17 @@ def as_float16(value):
 
 @jit
 def encode_points(
-    points, order, column, left, right, n, padded, rows, step, unit,
-    D: constexpr, K: constexpr, FIRST: constexpr, CROSS: constexpr, BIAS: constexpr,
-    HALF: constexpr, ROOT: constexpr, ROWS: constexpr,
-):  # fmt: skip
+    points, order, column, left, right, n, padded, rows, step, unit, SHAPE: constexpr
+):
     """Rows of points in order (see `encode_in_order`), and zeros for rows from ``padded`` on.
 
-    ``step`` and ``unit`` are powers of two, so nothing is lost where they are float32. Both sides
-    are scaled by ROOT, HALF is added to what the second bracket gives.
+    ``step`` and ``unit`` are powers of two, so nothing is lost where they are float32.
     """
+    D: constexpr = SHAPE.dimensions
+    K: constexpr = SHAPE.slots
+    FIRST: constexpr = SHAPE.first
+    ROOT: constexpr = SHAPE.root
+    ROWS: constexpr = SHAPE.rows
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inside = row < rows
     real = row < padded
@@ -94,10 +110,10 @@ def encode_points(
         put_float16(left, right, row, k, high, high, K, inside)
         put_float16(left, right, row, FIRST + k, high, low, K, inside)
         put_float16(left, right, row, FIRST + D + k, low, high, K, inside)
-        if k < CROSS:
+        if k < SHAPE.cross:
             put_float16(left, right, row, FIRST + 2 * D + 4 + k, low, low, K, inside)
     one = tl.full((ROWS,), 1.0, tl.float64)
-    a = half + BIAS
+    a = half + SHAPE.bias
     for k in tl.static_range(3):
         scale = one * unit if k == 0 else one
         p, q = as_float16(a / scale), as_float16(half / scale)
@@ -105,7 +121,7 @@ def encode_points(
         put_float16(left, right, row, D + 3 + k, scale * (ROOT * ROOT), q, K, inside)
         a -= p * scale
         half -= q * scale
-    b = rest + HALF
+    b = rest + SHAPE.half
     one *= ROOT * ROOT
     for k in tl.static_range(2):
         p, q = as_float16(b), as_float16(rest)
@@ -120,14 +136,10 @@ def encode_in_order(
 ) -> tuple[Tensor, Tensor]:
     """Rows left_i and right_j with left_i · right_j = bias − ½‖x_i − x_j‖², in an order.
 
-    Args:
-        points: With no coordinate over ``MAX_COORDINATE`` in size.  # (n, d) float64
-        order: Numbers of points; n or more stands for the last one.  # (padded,)
-        more: Rows after these, for points at 0.
-        extents: Largest size of each coordinate.  # (d,)
-        bias: A small whole number.
-        scaled: Whether products are 1024 times exponents, plus `ORIGIN`. The first bracket alone
-            then gives them of points rounded to the grid, less the half.
+    ``extents`` are the largest sizes of each coordinate, none over `MAX_COORDINATE`. In ``order`` n
+    or more stands for the last point; ``more`` rows for points at 0 follow. If ``scaled`` products
+    are 1024 times exponents, plus `ORIGIN`; the first bracket alone then gives them of points
+    rounded to the grid, less the half.  # (n, d) float64
     """
     n, d = points.shape
     total, first, cross = slots(d, max(extents))
@@ -140,7 +152,7 @@ def encode_in_order(
     root, extra, half = (ROOT, int(ORIGIN) // 1024, 0.5 / 1024) if scaled else (1.0, 0, 0.0)
     encode_points[(-(-rows // 128),)](
         points, order, column, left, right, n, len(order), rows, step, unit,
-        D=d, K=total, FIRST=first, CROSS=cross, BIAS=bias + extra, HALF=half, ROOT=root, ROWS=128,
+        SHAPE=EncodeShape(d, total, first, cross, bias + extra, half, root, 128),
     )  # fmt: skip
     return left, right
 

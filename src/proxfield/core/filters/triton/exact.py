@@ -110,13 +110,8 @@ class ExactPlan(Plan):
     that are less than an estimated `DROPPED_SHARE` of a row's weights. Weights under 2^-5.5 between
     points and compact blocks are those of the block's center. Weights and values are rounded to
     float16, sums are float32. Errors, also those of symmetry, are about 1e-4 of Σ_j k_ij |v_j|.
-    Two applications to the same values give the same bits.
-
-    Args:
-        features: A floating-point tensor on a CUDA device, in units of standard deviations; any
-            number of columns, and any distances.  # (n, d)
-        tolerance: Pairs with a smaller weight may be left out in any case.
-        tiles: How the work is cut.
+    Two applications to the same values give the same bits. Features, in units of standard
+    deviations, may have any number of columns and any distances.  # (n, d)
     """
 
     name = "exact"
@@ -167,9 +162,14 @@ class ExactPlan(Plan):
         limits = order.limits(shares, reach, DROPPED_SHARE, FAR_SHARE if self.scaled else 0.0)
         spread = self._encode_blocks(coarse, extents)
         self._list(order.Near(coarse, t.row, t.box, t.block, limits, spread))
+        near, far = "near", "far"  # how `kernels.weights_of` makes weights of products
+        if not interpreted():
+            near, far = kernels.bits_assembly(EXPONENTIALS, True), kernels.bits_assembly(0, False)
+        if not self.scaled:
+            near, far = "" if interpreted() else kernels.exp2_assembly(POLYNOMIALS), ""
         self.shape = kernels.FilterShape(
             self.d, self.encoded.left.shape[1], encode.first_slots(self.d), BIAS, self.dot,
-            self._assembly(), self._assembly(far=True) if self.far_pairs else "",
+            near, far if self.far_pairs else "",
             FAR_SCALE * t.block, t.row, t.column, t.block,
         )  # fmt: skip
 
@@ -233,22 +233,6 @@ class ExactPlan(Plan):
         near.fill(begin, self.blocks)
         self.pairs = total * t.block * t.row
         self.far_pairs = int(items.far.sum()) * t.block * t.row
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes the plan holds; an application needs up to 300 MB more for 32 channels."""
-        if not self.n:
-            return 0
-        held = (self.order, *self.encoded[:3], self.centers, self.blocks)
-        return sum(int(x.numel() * x.element_size()) for x in held)
-
-    def _assembly(self, far: bool = False) -> str:
-        """How `kernels.weights_of` makes weights of this plan's products."""
-        if not self.scaled:
-            return "" if interpreted() or far else kernels.exp2_assembly(POLYNOMIALS)
-        if interpreted():
-            return "far" if far else "near"
-        return kernels.bits_assembly(0 if far else EXPONENTIALS, not far)
 
     def ones(self) -> Tensor:
         return torch.ones((self.n, 1), device=self.device)

@@ -18,17 +18,8 @@ from functools import lru_cache
 
 from proxfield.core.devices.cuda import constexpr, jit, need, tl, torch
 from proxfield.core.devices.tensors import Tensor
-from proxfield.core.filters.geometry import (
-    MIN_TOUCHED,
-    SAMPLE_STRIDE,
-    SEPARABLE,
-    STAR,
-    Blur,
-    axis_scales,
-    choose_blur,
-    peak,
-    vertex_codes,
-)
+from proxfield.core.filters import geometry
+from proxfield.core.filters.geometry import SAMPLE_STRIDE, SEPARABLE, STAR, Blur, choose_blur
 from proxfield.core.filters.plan import Plan
 from proxfield.core.filters.triton.segments import SegmentSum, channel_block, has_kernels
 from proxfield.errors import InputError
@@ -146,10 +137,10 @@ class LatticePlan(Plan):
             wanted = own + both
             there = (look_up(own, wanted) >= 0) | (own == NONE)
             lost = torch.sort(torch.where(there, NONE, wanted).view(-1)).values
-            often = lost != NONE  # the first of a run of MIN_TOUCHED or more
+            often = lost != NONE  # the first of a run of geometry.MIN_TOUCHED or more
             often[1:] &= lost[1:] != lost[:-1]
-            rest = len(lost) - (MIN_TOUCHED - 1)
-            often[:rest] &= lost[MIN_TOUCHED - 1 :] == lost[:rest]
+            rest = len(lost) - (geometry.MIN_TOUCHED - 1)
+            often[:rest] &= lost[geometry.MIN_TOUCHED - 1 :] == lost[:rest]
             often[rest:] = False
             added = kept(lost, places(often, room))
             bridges = often.sum()
@@ -174,14 +165,6 @@ class LatticePlan(Plan):
         """Room for vertices, and on the device how many there are.  # ()"""
         point = torch.div(entry, d + 1, rounding_mode="floor").to(torch.int32)
         self.splat = SegmentSum(start, length, point, weight.view(-1)[entry], room is not None)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes the plan holds; an application needs two numbers a vertex and channel more."""
-        if not self.n:
-            return 0
-        held = (self.corner, self.weight, self.next_to)
-        return sum(int(x.numel() * x.element_size()) for x in held) + self.splat.nbytes
 
     def ones(self) -> Tensor:
         return torch.ones((self.n, 1), dtype=torch.float64, device=self.device)
@@ -254,7 +237,7 @@ class LatticePlan(Plan):
 @lru_cache(maxsize=64)
 def codes(d: int, device: str) -> tuple[Tensor, Tensor]:
     """`vertex_codes` on a device.  # (d + 1,), (d + 1,)"""
-    code, stride = vertex_codes(d)
+    code, stride = geometry.vertex_codes(d)
     return torch.from_numpy(code).to(device), torch.from_numpy(stride).to(device)
 
 
@@ -275,7 +258,7 @@ def locate(features: Tensor, blur: Blur) -> tuple[Tensor, Tensor]:
     n, d = features.shape
     device = features.device
     x = features.to(torch.float64).T
-    factor = axis_scales(d, blur).tolist()
+    factor = geometry.axis_scales(d, blur).tolist()
     inverse = 1.0 / (d + 1)
     total = torch.zeros(n, dtype=torch.float64, device=device)
     place = torch.empty((d + 1, n), dtype=torch.float64, device=device)
@@ -308,7 +291,7 @@ def locate(features: Tensor, blur: Blur) -> tuple[Tensor, Tensor]:
     # the next corner: all coordinates + 1, that of one rank − (d + 1)
     steps = code.sum() - (d + 1) * ranked.flip(0)[:d]
     key[:, 1:] = (base + steps.cumsum(0)).T
-    return key, weight.clamp_(min=0.0) * math.sqrt(peak(d, blur))
+    return key, weight.clamp_(min=0.0) * math.sqrt(geometry.peak(d, blur))
 
 
 def look_up(keys: Tensor, wanted: Tensor) -> Tensor:

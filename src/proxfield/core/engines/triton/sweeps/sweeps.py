@@ -74,8 +74,24 @@ class Sweeper:
         self.dtype = getattr(torch, str(np.dtype(dtype)))
         pack, self.constant = pack_general(lowered, np.dtype(dtype))
         self.energies, self.index = self._upload(pack)
-        self.working, self.turn_working = self._choose(pack)
         self._recent: list[tuple[Array, Array | None, VisitOrder]] = []
+        # which parts of the kernels this field needs, and the shapes they work in
+        cards = np.diff(pack.offset)
+        labels = power_of_two(int(cards.max(initial=1)))
+        degree = power_of_two(int(np.diff(pack.agree_row).max(initial=1)))
+        agree, tables = len(pack.agree_column) > 0, len(pack.table_column) > 0
+        larger = len(pack.slot_list) > 0
+        theirs = min(labels, 16) if tables else 1
+        rows = min(power_of_two(pack.scratch), 16) if larger else 1
+        edges = min(degree, 4) if agree else 1
+        block = max(WORKING_SET // (labels * max(edges, theirs, rows)), THREADS // labels, 1)
+        self.working = Working(
+            agree, tables, larger, self.layout.common is None, min(THREADS, block), labels, edges,
+            theirs, rows,
+        )  # fmt: skip
+        # one variable at a time has more lanes for edges
+        alone = min(degree, max(1, 512 // labels), 32) if agree else 1
+        self.turn_working = self.working._replace(block=1, edges=alone)
 
     def _upload(self, pack: GeneralPack) -> tuple[DeviceEnergies, TorchDtype]:
         """The field on the device, and the type of its indices."""
@@ -106,29 +122,6 @@ class Sweeper:
         ints = {name: up(array, index) for name, array in whole.items()}
         floats = {k: up(getattr(pack, k), self.dtype) for k in ("unary", "agree_weight", "table")}
         return DeviceEnergies(**ints, **floats), index
-
-    def _choose(self, pack: GeneralPack) -> tuple[Working, Working]:
-        """Which parts of the kernels this field needs, and the shapes they work in.
-
-        Both for groups and for one variable at a time, which has more lanes for edges.
-        """
-        cards = np.diff(pack.offset)
-        labels = power_of_two(int(cards.max(initial=1)))
-        degree = power_of_two(int(np.diff(pack.agree_row).max(initial=1)))
-        agree, tables = len(pack.agree_column) > 0, len(pack.table_column) > 0
-        larger = len(pack.slot_list) > 0
-        theirs = min(labels, 16) if tables else 1
-        rows = min(power_of_two(pack.scratch), 16) if larger else 1
-        edges = min(degree, 4) if agree else 1
-        block = max(WORKING_SET // (labels * max(edges, theirs, rows)), THREADS // labels, 1)
-        group = Working(
-            agree, tables, larger, self.layout.common is None, min(THREADS, block), labels, edges,
-            theirs, rows,
-        )  # fmt: skip
-        alone = min(degree, max(1, 512 // labels), 32) if agree else 1
-        return group, group._replace(block=1, edges=alone)
-
-    # ---- orders ----
 
     @cached_property
     def _neighbors(self) -> tuple[Ints, NDArray[np.int32]]:
@@ -176,8 +169,6 @@ class Sweeper:
         self._recent = [(variables, starts, visits), *self._recent[:3]]
         return visits
 
-    # ---- what one asks for ----
-
     def set_unary(self, unary: Tensor) -> None:
         """Replace the unary energies; nothing else is packed again.  # (size,)"""
         self.energies.unary[: self.size].copy_(torch.as_tensor(unary))
@@ -192,9 +183,8 @@ class Sweeper:
         takes about a microsecond a variable however many processors there are. The same array
         object of ``variables`` is prepared only once.
 
-        Returns:
-            The change of F and the largest change of q, float64 tensors on the device (nothing
-            waits for it). The change of F is −inf if q gave weight to an impossible label.
+        Returns the change of F and the largest change of q, float64 tensors on the device (nothing
+        waits for it). The change of F is −inf if q gave weight to an impossible label.
         """
         visits = self._prepared(variables, starts)
         betas = torch.full((1, 1), beta, dtype=torch.float64, device=self.device)
@@ -238,8 +228,6 @@ class Sweeper:
                 )  # fmt: skip
         f = parts.sum(1) + self.constant
         return f[0] if q.ndim == 1 else f
-
-    # ---- what chains build upon ----
 
     def turns(self, visits: VisitOrder, betas: Tensor, luck: Luck | None = None) -> Turns:
         """What `visit` reads and leaves, at time 0; see `Turns`."""

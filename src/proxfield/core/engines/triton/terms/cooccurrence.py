@@ -94,7 +94,7 @@ def settle(on, free, cost, base, weights, m, M: constexpr):
 
 @jit
 def envelope_of(
-    absent, weights, order, out_off, out_energy, count, sure, enough,
+    absent, weights, order, out_off, out_energy, count, limits,
     M: constexpr, EXACT: constexpr, SWEEPS: constexpr, STATES: constexpr,
 ):  # fmt: skip
     """`proxfield.core.terms.cooccurrence.envelope` in one program.
@@ -108,7 +108,7 @@ def envelope_of(
     real = klass < m
     cost = tl.load(absent + klass)
     rank = tl.load(order + klass)
-    limit = tl.load(sure)
+    limit = tl.load(limits)
     on = klass < 0
     off = klass >= m
     grown = 1
@@ -152,7 +152,7 @@ def envelope_of(
         for k in range(m):
             row = tl.load(weights + k * M + klass)
             base += row * tl.sum(tl.where(klass == k, decided, 0.0), 0)
-        stop = tl.load(enough)
+        stop = tl.load(limits + 1)
         free = left.to(tl.float64)
         up = descend(free, left, cost, base, weights, rank, m, M, SWEEPS, stop)
         down = descend(free * 0.0, left, cost, base, weights, rank, m, M, SWEEPS, stop)
@@ -205,37 +205,32 @@ class CooccurrenceOnDevice(_Pixels):
             self.count = torch.tensor(m, dtype=torch.int32, device=self.device)
             self.table = torch.zeros((self.padded,) * 2, dtype=torch.float64, device=self.device)
             self.table[:m, :m] = self.weights
-            # 0-dimensional tensors: numbers given to a kernel would be rounded to float32
-            self.sure, self.enough = (
-                torch.tensor(x, dtype=torch.float64, device=self.device)
-                for x in (SATURATION_ENERGY, PRECISION)
-            )
+            # a tensor: numbers given to a kernel would be rounded to float32
+            limits = (SATURATION_ENERGY, PRECISION)
+            self.limits = torch.tensor(limits, dtype=torch.float64, device=self.device)
 
     def add_gradient(self, q: Tensor, out: Tensor) -> Tensor:
         """See `DeviceTerm`."""
         absent = self._absent(q)
         if self.fused:
-            energy, off = self._envelope(absent)
+            m, size = len(absent), self.padded
+            cost = torch.zeros(size, dtype=torch.float64, device=self.device)
+            cost[:m] = absent
+            order = torch.argsort(absent, descending=True, stable=True)
+            rank = torch.full((size,), size, dtype=torch.int64, device=self.device)
+            rank[order] = torch.arange(m, device=self.device)
+            least, gone = torch.empty_like(cost[:1]), torch.empty_like(cost)
+            envelope_of[(1,)](
+                cost, self.table, rank, gone, least, self.count, self.limits,
+                M=size, EXACT=MAX_EXACT_CLASSES, SWEEPS=MAX_SWEEPS, STATES=STATES,
+            )  # fmt: skip
+            energy, off = least[0], gone[:m]
         else:
             least, gone = envelope(absent.cpu().numpy(), self.term.weights)
             energy = torch.tensor(least, dtype=torch.float64, device=self.device)
             off = torch.from_numpy(gone).to(self.device)
         self._add_to_pixels(self.term.kappa * off, out)
         return energy
-
-    def _envelope(self, absent: Tensor) -> tuple[Tensor, Tensor]:
-        m, size = len(absent), self.padded
-        cost = torch.zeros(size, dtype=torch.float64, device=self.device)
-        cost[:m] = absent
-        order = torch.argsort(cost[:m], descending=True, stable=True)
-        rank = torch.full((size,), size, dtype=torch.int64, device=self.device)
-        rank[order] = torch.arange(m, device=self.device)
-        energy, off = torch.empty_like(cost[:1]), torch.empty_like(cost)
-        envelope_of[(1,)](
-            cost, self.table, rank, off, energy, self.count, self.sure, self.enough,
-            M=size, EXACT=MAX_EXACT_CLASSES, SWEEPS=MAX_SWEEPS, STATES=STATES,
-        )  # fmt: skip
-        return energy[0], off[:m]
 
 
 class LatentOnDevice(_Pixels):

@@ -98,6 +98,13 @@ class Variables(NamedTuple):
     common: int  # labels of all variables where they agree
 
 
+class UnaryEnergies(NamedTuple):
+    """Unary energies, and what terms of their own add to the gradient."""
+
+    own: Tensor
+    shift: Tensor | None
+
+
 class LabelTile(NamedTuple):
     """A block of variables in a kernel."""
 
@@ -136,21 +143,6 @@ def tile_of(block, variables, SHAPE: constexpr):
         at = tl.load(variables.offset + who, mask=real, other=0)[:, None] + label
     inside = real[:, None] & (label < card)
     return LabelTile(block, place, who, real, label, card, at, inside)
-
-
-@jit
-def agreements(g, source, tile, a, SHAPE: constexpr, LINEAR: constexpr):
-    """Adds Σ_j w_ij q_j(l) to the tile."""
-    first = tl.load(a.start + tile.block)
-    for k in range(tl.load(a.length + tile.block)):
-        edge = first + k * SHAPE.block + tile.place
-        w = tl.load(a.weight + edge)[:, None]
-        o = tl.load(a.to + edge)[:, None]
-        there = tile.inside
-        if not SHAPE.common:  # labels that only one of the two has never agree
-            there = tile.inside & (tile.label < tl.load(a.both + edge)[:, None])
-        g += w * fetch_marginals(source + o + tile.label, there, LINEAR)
-    return g
 
 
 @jit
@@ -216,8 +208,17 @@ def pairwise_gradient(source, tile, couplings, value, SHAPE: constexpr, LINEAR: 
     BLOCK: constexpr = SHAPE.block
     L: constexpr = SHAPE.labels
     g = tl.zeros((BLOCK, L), source.dtype.element_ty)
-    if couplings.agree is not None:
-        g = agreements(g, source, tile, couplings.agree, SHAPE, LINEAR)
+    if couplings.agree is not None:  # Σ_j w_ij q_j(l)
+        a = couplings.agree
+        first = tl.load(a.start + tile.block)
+        for k in range(tl.load(a.length + tile.block)):
+            edge = first + k * BLOCK + tile.place
+            w = tl.load(a.weight + edge)[:, None]
+            o = tl.load(a.to + edge)[:, None]
+            there = tile.inside
+            if not SHAPE.common:  # labels that only one of the two has never agree
+                there = tile.inside & (tile.label < tl.load(a.both + edge)[:, None])
+            g += w * fetch_marginals(source + o + tile.label, there, LINEAR)
     if SHAPE.own > 0:
         g = own_tables(g, source, tile, couplings.pairs, value, SHAPE, LINEAR)
     elif couplings.pairs is not None:
@@ -259,16 +260,12 @@ def larger_tables(g, source, tile, f, table, SHAPE: constexpr):
 
 @jit
 def update_tile(
-    tile, source, target, unary, shift, couplings, value, movement, redo,
-    RULE: constexpr, SHAPE: constexpr,
-):  # fmt: skip
-    """Update one tile; returns its (F, change). See `move_labels`.
-
-    ``shift`` is what terms of their own add to the gradient, None without them.
-    """
+    tile, source, target, unary, couplings, value, movement, redo, RULE: constexpr, SHAPE: constexpr
+):
+    """Update one tile; returns its (F, change). See `move_labels`."""
     if SHAPE.own == 0:  # else later, since tables of their own take many registers
         theta = tl.load(source + tile.at, mask=tile.inside, other=float("inf"))
-        own = tl.load(unary + tile.at, mask=tile.inside, other=0.0)
+        own = tl.load(unary.own + tile.at, mask=tile.inside, other=0.0)
     g = pairwise_gradient(source, tile, couplings, value, SHAPE, False)
     if SHAPE.arity > 2:
         g, share = larger_tables(g, source, tile, couplings.larger, couplings.table, SHAPE)
@@ -276,7 +273,7 @@ def update_tile(
         share = 0.5 * g
     if SHAPE.own > 0:
         theta = tl.load(source + tile.at, mask=tile.inside, other=float("inf"))
-        own = tl.load(unary + tile.at, mask=tile.inside, other=0.0)
+        own = tl.load(unary.own + tile.at, mask=tile.inside, other=0.0)
     q = exponential(theta)
     f = tl.zeros((), tl.float64)
     if RULE.trace:  # log q = −θ
@@ -284,8 +281,8 @@ def update_tile(
         rest = tl.where(some, own + share - tl.where(some, theta, 0.0), 0.0)
         f = tl.sum(tl.sum(tl.where(some, q * rest, 0.0), 1).to(tl.float64), 0)
     g += own
-    if shift is not None:
-        g += tl.load(shift + tile.at, mask=tile.inside, other=0.0)
+    if unary.shift is not None:
+        g += tl.load(unary.shift + tile.at, mask=tile.inside, other=0.0)
     here = Entries(0, tile.at, tile.inside)
     change = move_labels(theta, q, g, target, here, tile.who, tile.real, redo, movement, RULE)
     return f, change
@@ -293,9 +290,8 @@ def update_tile(
 
 @jit_for_any(pointers=("value",))
 def tile_step(
-    buffers, status, variables, unary, shift, couplings, value, movement,
-    RULE: constexpr, SHAPE: constexpr,
-):  # fmt: skip
+    buffers, status, variables, unary, couplings, value, movement, RULE: constexpr, SHAPE: constexpr
+):
     """One update of all blocks of a bucket, one program each."""
     block = tl.program_id(0).to(tl.int64)
     board = status.board + tl.load(variables.field + block).to(tl.int64) * _BOARD
@@ -304,8 +300,8 @@ def tile_step(
         source = buffer_at(buffers, status.stride, tick)
         target = buffer_at(buffers, status.stride, tick + 1)
         f, change = update_tile(
-            tile_of(block, variables, SHAPE), source, target, unary, shift, couplings, value,
-            movement, tl.load(board + _REDO), RULE, SHAPE,
+            tile_of(block, variables, SHAPE), source, target, unary, couplings, value, movement,
+            tl.load(board + _REDO), RULE, SHAPE,
         )  # fmt: skip
         tl.store(status.parts + block * 2, f)
         tl.store(status.parts + block * 2 + 1, change.to(tl.float64))
@@ -313,7 +309,7 @@ def tile_step(
 
 @jit
 def tile_run(
-    buffers, status, first, count, variables, unary, shift, couplings, value, movement,
+    buffers, status, first, count, variables, unary, couplings, value, movement,
     RULE: constexpr, SHAPE: constexpr,
 ):  # fmt: skip
     """Many updates of small fields, one program each, until its board says done."""
@@ -330,8 +326,8 @@ def tile_run(
         most = tl.zeros((), tl.float64)
         for k in range(blocks):
             f, change = update_tile(
-                tile_of(block + k, variables, SHAPE), source, target, unary, shift, couplings,
-                value, movement, now.redo, RULE, SHAPE,
+                tile_of(block + k, variables, SHAPE), source, target, unary, couplings, value,
+                movement, now.redo, RULE, SHAPE,
             )  # fmt: skip
             total += f
             most = larger(most, change.to(tl.float64))
