@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace as Fake
 from typing import Any
 
@@ -164,3 +166,34 @@ def test_a_device_without_float64(with_torch: Callable[..., None]) -> None:
     assert cuda.sum_type("mps") == "float32"
     assert choose_kernels("mps", "torch", None) == ("torch:mps", "float32")
     assert "has float32 only" in refusal(choose_kernels, "mps", "torch", "float64")
+
+
+@pytest.mark.parametrize("collects", [True, False])
+@pytest.mark.parametrize("fails", [True, False])
+def test_the_garbage_collector_rests_while_a_graph_is_recorded(
+    monkeypatch: pytest.MonkeyPatch, collects: bool, fails: bool
+) -> None:
+    modes, seen = [], []
+
+    def capture(graph: str, capture_error_mode: str) -> Any:
+        modes.append((graph, capture_error_mode))
+        return nullcontext()
+
+    def work() -> int:
+        seen.append(gc.isenabled())
+        return 1 // (0 if fails else 1)
+
+    monkeypatch.setattr(cuda, "torch", Fake(cuda=Fake(CUDAGraph=lambda: "graph", graph=capture)))
+    before = gc.isenabled()
+    (gc.enable if collects else gc.disable)()
+    try:
+        if fails:
+            with pytest.raises(ZeroDivisionError):
+                cuda.record(work)
+        else:
+            assert cuda.record(work) == ("graph", 1)
+        assert gc.isenabled() == collects
+    finally:
+        (gc.enable if before else gc.disable)()
+    assert seen == [False]
+    assert modes == [("graph", "thread_local")]

@@ -87,7 +87,7 @@ def in_tiles(f: Any) -> Plan:
 
 def on_device(kind: str) -> Callable[[Any], Plan]:
     def make(f: Any) -> Plan:
-        from proxfield.core.filters.triton.plans import DeviceFilter
+        from proxfield.core.filters.torch.plans import DeviceFilter
 
         return DeviceFilter(f, kind, True, DEVICE)
 

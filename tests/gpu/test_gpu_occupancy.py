@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -233,7 +234,7 @@ def test_frames(model: str, together: int, monkeypatch: pytest.MonkeyPatch) -> N
     q = [marginals(seed, saturated=seed != 1) for seed in range(3)]
     there = torch.from_numpy(np.concatenate(q)).to(DEVICE)
     for some in (terms, terms[::-1]):
-        frames.set_masks([term.masks for term in some])
+        frames.set_terms([SimpleNamespace(compact=term.masks) for term in some])
         out = torch.ones_like(there)
         energies = frames.add_gradient(there, out)
         assert energies.shape == (3,) and energies.dtype == torch.float64
@@ -266,7 +267,9 @@ def test_marginals_of_pairs_of_each_field() -> None:
     slot.board[:, board.TICK] = torch.tensor([4, 5], dtype=torch.int32)
     expected = program.natural.marginals(program._present(slot))
     slot.shift.fill_(7.0)
-    binary.read_marginals(slot, program.front, 2, 28)
+    binary.read_pairs[(2, 2)](
+        slot.buffers[0, program.front :], slot.stride, slot.status, slot.q, slot.shift, 28, BLOCK=16
+    )
     np.testing.assert_allclose(slot.q.cpu(), expected.cpu(), rtol=1e-14)
     assert not slot.shift[:56].any()
 

@@ -19,11 +19,10 @@ from device_terms import (
 import proxfield as pf
 from proxfield.core.engines.triton.terms.base import ConsistencyOnDevice, HostTerm, on_device
 from proxfield.core.engines.triton.terms.gaussian import attach
-from proxfield.core.filters.torch.plans import PlainPlan
-from proxfield.core.filters.triton import plans
+from proxfield.core.filters.torch import plans
+from proxfield.core.filters.torch.plans import DeviceFilter, PlainPlan, choose_kind
 from proxfield.core.filters.triton.exact import ExactPlan
 from proxfield.core.filters.triton.lattice import LatticePlan
-from proxfield.core.filters.triton.plans import DeviceFilter, choose_kind
 from proxfield.core.terms.base import Layout
 from proxfield.core.terms.gaussian import NORMALIZATIONS
 
@@ -131,7 +130,7 @@ def test_operate_is_that_of_the_host(kind: str) -> None:
     for normalization in NORMALIZATIONS:
         term = pf.Gaussian(features(9), normalization=normalization, self_message=True, filter=kind)
         made: Any = on_device(term, Layout(np.full(9, 4)), "float64", DEVICE)
-        found = made.operate(torch.from_numpy(v).to(DEVICE)).cpu()
+        found = made.operator.apply(torch.from_numpy(v).to(DEVICE)).cpu()
         np.testing.assert_allclose(found, term.operate(v), rtol=1e-12, atol=1e-12)
 
 

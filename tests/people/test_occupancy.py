@@ -299,7 +299,7 @@ def test_frames_of_a_scene_share_what_is_packed(model: str) -> None:
     del first, term, own
     gc.collect()
     module._packed((pf.Boxes(2, 3, [[0, 0, 1, 1]]),))
-    kept = [packed.cameras.corner for _, packed in module._scenes]
+    kept = [cameras.corner for _, (cameras, _) in module._scenes]
     assert not any(corner is seen[0] for corner in kept)  # with the scene, it is gone
 
 

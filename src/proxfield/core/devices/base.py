@@ -25,10 +25,8 @@ class FoundDevice(NamedTuple):
 class Device(ABC):
     """Where programs run.
 
-    A kind of device is a class like this in a module of its own, and a line in `DEVICES`.
-
-    Args:
-        name: The kind ("cuda"), or the kind and a number ("cuda:1").
+    A kind of device is a class like this in a module of its own, and a line in `DEVICES`. A name
+    is the kind ("cuda"), or the kind and a number ("cuda:1").
     """
 
     kind: str
@@ -132,11 +130,9 @@ def kind_of(kind: str) -> type[Device]:
 
 
 def find(name: str, *, any_of_torch: bool = False) -> Device:
-    """A device by name. Whether it can be used is not asked yet.
+    """A device by name ("cpu", "cuda:1"). Whether it can be used is not asked yet.
 
-    Args:
-        name: "cpu", "cuda", "cuda:1" and the like.
-        any_of_torch: Leave names that aren't in `DEVICES` to torch.
+    With ``any_of_torch``, names that aren't in `DEVICES` are left to torch.
     """
     kind = name.partition(":")[0]
     if kind in DEVICES:
@@ -145,12 +141,7 @@ def find(name: str, *, any_of_torch: bool = False) -> Device:
         from proxfield.core.devices.cuda import OtherDevice
 
         return OtherDevice(name)
-    raise unknown(name, expected_names())
-
-
-def expected_names() -> str:
-    """The names of all devices, for messages: "cpu, cuda or cuda:N"."""
     names = []
-    for kind in DEVICES:
-        names += [kind, f"{kind}:N"] if kind_of(kind).numbered else [kind]
-    return f"{', '.join(names[:-1])} or {names[-1]}"
+    for known in DEVICES:
+        names += [known, f"{known}:N"] if kind_of(known).numbered else [known]
+    raise unknown(name, f"{', '.join(names[:-1])} or {names[-1]}")

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from proxfield.core.common.extras import install_hint
 from proxfield.core.common.memory import human_bytes
 from proxfield.core.devices.base import Device, FoundDevice, unknown
-from proxfield.core.devices.tensors import Kernel, TorchDevice, TorchDtype
+from proxfield.core.devices.tensors import CudaGraph, Kernel, TorchDevice, TorchDtype
 from proxfield.errors import InputError, MemoryLimitError, MissingDependencyError
+
+T = TypeVar("T")
 
 OLDEST_TORCH = (2, 4)
 """The first with ``torch.library.custom_op``."""
@@ -62,12 +66,13 @@ def is_supported(version: str) -> bool:
     return numbers is not None and (int(numbers[1]), int(numbers[2])) >= OLDEST_TORCH
 
 
-def find_device(name: TorchDevice = "cuda") -> TorchDevice:
+def find_device(name: TorchDevice = None) -> TorchDevice:
     """A device by name ("cuda", "cuda:1"), or one line that says why there is none.
 
+    By default it is the current CUDA device.
     In Triton's interpreter every name stands for the CPU.
     """
-    text = str(name)
+    text = "cuda" if name is None else str(name)
     kind, _, index = text.partition(":")
     known = kind in ("cuda", "cpu") if interpreted() else kind == "cuda"
     if not known or (index and not index.isdecimal()) or text.endswith(":"):
@@ -138,24 +143,59 @@ def jit(function: Callable[..., object]) -> Kernel:
 def jit_for_any(
     *integers: str, pointers: tuple[str, ...] = ()
 ) -> Callable[[Callable[..., object]], Kernel]:
-    """`jit` that doesn't compile anew for special values of some arguments.
+    """`jit` where values 1 and multiples of 16 of some ``integers`` aren't special.
 
-    Args:
-        *integers: Arguments whose values 1 and multiples of 16 aren't special.
-        pointers: Arguments that aren't assumed to be aligned: all loads are of single numbers.
+    ``pointers`` aren't assumed to be aligned: all loads are of single numbers.
     """
     if triton is None:
         return jit
     return partial(
-        triton.jit,
-        do_not_specialize=list(integers),
-        do_not_specialize_on_alignment=list(pointers),
+        triton.jit, do_not_specialize=list(integers), do_not_specialize_on_alignment=list(pointers)
     )
 
 
 def constant(value: float) -> constexpr:
     """A number that kernels may read as a global variable."""
     return value if tl is None else tl.constexpr(value)
+
+
+def resolved(device: TorchDevice) -> TorchDevice:
+    """A device of torch with its number: "cuda" is the current one."""
+    return torch.zeros(0, device=device).device
+
+
+def processors(device: TorchDevice) -> int:
+    """Programs that surely run at the same time."""
+    if device.type != "cuda":
+        return 2**31  # the interpreter: one after another
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def launching(device: TorchDevice) -> AbstractContextManager[object]:
+    """A context in which kernels start on a device."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+_RECORDING = threading.Lock()
+
+
+def record(work: Callable[[], T]) -> tuple[CudaGraph, T]:
+    """The kernels that ``work`` launches as a CUDA graph, and what it returns.
+
+    Python's garbage collector rests meanwhile: destroying another graph on the capturing stream
+    would invalidate the capture.
+    """
+    graph = torch.cuda.CUDAGraph()
+    with _RECORDING:
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                out = work()
+        finally:
+            if collects:
+                gc.enable()
+    return graph, out
 
 
 def interpreted() -> bool:
@@ -190,11 +230,7 @@ def need_torch() -> None:
 
 
 class OtherDevice(Device):
-    """A device without a class of its own.
-
-    Args:
-        name: As torch writes it.
-    """
+    """A device without a class of its own, by the name that torch has for it."""
 
     def __init__(self, name: str) -> None:
         self.name, self.kind = name, name.partition(":")[0]

@@ -85,7 +85,14 @@ def gaussian_filter(
     source = np.zeros((len(points), rows.shape[1]), dtype=given.dtype)
     source[:n] = rows
     here = slice(0, n) if others is None else slice(n, None)
-    with _threads(threads):
+    limit: AbstractContextManager[object] = nullcontext()
+    if threads is not None:
+        if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
+            raise InputError(f"threads={shown(threads)}, expected 1 or more")
+        from proxfield.core.compiled.jit import thread_count
+
+        limit = thread_count(threads)
+    with limit:
         plan = make_filter(choose(filter, len(points)), points)
         out: Floats = plan.apply(source)[here]
         if normalize:
@@ -165,13 +172,3 @@ def _points(features: Pixels, sigma: NDArray[np.float64]) -> Floats:
         scaled = features.astype(kind) / sigma.astype(kind)
     count = int(np.prod(features.shape[:-1]))
     return check_features(scaled.reshape(count, features.shape[-1]))
-
-
-def _threads(threads: int | None) -> AbstractContextManager[object]:
-    if threads is None:
-        return nullcontext()
-    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
-        raise InputError(f"threads={shown(threads)}, expected 1 or more")
-    from proxfield.core.compiled.jit import thread_count
-
-    return thread_count(threads)

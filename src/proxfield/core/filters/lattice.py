@@ -22,29 +22,12 @@ from numpy.typing import ArrayLike, NDArray
 from proxfield.core.common.arrays import Floats, Ints, group_positions
 from proxfield.core.compiled.jit import max_threads, threads_for
 from proxfield.core.compiled.simd import LANES, padded
-from proxfield.core.filters.geometry import (
-    MIN_TOUCHED,
-    SAMPLE_STRIDE,
-    STAR,
-    Blur,
-    axis_scales,
-    choose_blur,
-    peak,
-    vertex_codes,
-)
+from proxfield.core.filters import geometry
+from proxfield.core.filters.geometry import SAMPLE_STRIDE, STAR, Blur, choose_blur, vertex_codes
 from proxfield.core.filters.numba import lattice as kernels
 from proxfield.core.filters.numba import lattice_build as building
 from proxfield.core.filters.numba import star
-from proxfield.core.filters.numba.lattice import (
-    CACHE_BYTES,
-    FEW_VERTICES,
-    Chunks,
-    Indices,
-    Points,
-    Rows,
-    chunk_size,
-    make_chunks,
-)
+from proxfield.core.filters.numba.lattice import Chunks, Indices, Points, Rows, chunk_size
 from proxfield.core.filters.plan import HostPlan, check_features
 
 LONGEST_ROW = 2**16
@@ -80,7 +63,7 @@ def suitable_blur(points: Floats) -> Blur:
     sample = np.ascontiguousarray(points[::SAMPLE_STRIDE])
     row, weight = corner_arrays(*sample.shape)
     touched = place_points(
-        sample, STAR, make_chunks(len(sample), 0, chunk_size(d)), row, weight
+        sample, STAR, kernels.make_chunks(len(sample), 0, chunk_size(d)), row, weight
     ).touched
     return choose_blur(n, d, touched)
 
@@ -95,7 +78,7 @@ def place_points(
 ) -> TouchedVertices:
     """Find the simplices of all points; fills `corner_arrays`."""
     n, d = features.shape
-    factor, scale = axis_scales(d, blur), np.sqrt(peak(d, blur))
+    factor, scale = geometry.axis_scales(d, blur), np.sqrt(geometry.peak(d, blur))
     code, _ = vertex_codes(d)
     number = len(chunks.run) - 1
     together = 2 * max_threads()
@@ -154,7 +137,7 @@ class Separable:
         missed = np.empty(np.count_nonzero(near < 0), dtype=np.int64)
         times = np.zeros(len(missed), dtype=np.int32)
         count = building.find_missed(placed.keys, stride, near, missed, times)
-        often = times[:count] >= MIN_TOUCHED
+        often = times[:count] >= geometry.MIN_TOUCHED
         keys = missed[:count][often]
         added = np.cumsum(often, dtype=np.int32)  # number of each vertex that is missed
         added += placed.touched - 1
@@ -200,7 +183,9 @@ class Separable:
         planes, there = spare[:groups], spare[groups : 2 * groups]
         spare[:, self.n_vertices] = 0.0  # what a missing neighbor holds
         kernels.collect(own.start, own.member, rows, planes)
-        together = groups if spare.nbytes <= CACHE_BYTES else 1  # else one by one, to stay in cache
+        together = (
+            groups if spare.nbytes <= kernels.CACHE_BYTES else 1
+        )  # else one by one, to stay in cache
         for p in range(0, groups, together):
             some = slice(p, p + together)
             main, other = planes[some].reshape(-1), there[some].reshape(-1)
@@ -242,18 +227,15 @@ class Star:
         """What the blur in the middle keeps of a vertex besides two shares."""
         self._by_row: tuple[RowsByVertex, tuple[Ints, Indices]] | None = None
 
-    def _row_lists(self, own: RowsByVertex) -> tuple[Ints, Indices]:
-        if self._by_row is None or self._by_row[0] is not own:
-            self._by_row = own, star.join_lists(self.start, self.member, own.start, own.member)
-        return self._by_row[1]
-
     def workspace(self, own: RowsByVertex, width: int, dtype: np.dtype[np.floating]) -> Floats:
         return np.empty((len(own.vertex), width), dtype=dtype)
 
     def rows(self, own: RowsByVertex, rows: Floats, factor: float, spare: Floats) -> Floats:
         kind, lists = rows.dtype.type, (self.start, self.member)
+        if self._by_row is None or self._by_row[0] is not own:
+            self._by_row = own, star.join_lists(*lists, own.start, own.member)
         # there are at least as many rows as vertices, so values at vertices fit into either array
-        star.to_vertices(*self._row_lists(own), kind(self.share), kind(0.0), rows, spare)
+        star.to_vertices(*self._by_row[1], kind(self.share), kind(0.0), rows, spare)
         star.to_vertices(*lists, kind(self.middle), kind(self.more), spare, rows)
         star.vertices_to_rows(*lists, kind(self.share * factor), own.start, own.member, rows, spare)
         return spare
@@ -295,9 +277,10 @@ class LatticeFilter(HostPlan):
         self.row, self.weight = corner_arrays(n, d)
         """Row of each corner of a point's simplex, counted within the point's chunk; barycentric
         weights, times √`peak` (they count twice: to splat and to slice)."""
+        self._diagonal: NDArray[np.float64] | None = None
         self.width = image_width(points)
         """Points in a row of the image, or 0."""
-        self.chunks = make_chunks(n, self.width, chunk_size(d))
+        self.chunks = kernels.make_chunks(n, self.width, chunk_size(d))
         """Which points are handled together."""
         with threads_for(10 * self.row.size):
             self.kind = suitable_blur(points) if blur is None else blur
@@ -323,7 +306,7 @@ class LatticeFilter(HostPlan):
         """This filter in other chunks (arguments of `make_chunks`); all the rest is shared."""
         out = copy.copy(self)
         out.width, out.row = width, np.empty_like(self.row)
-        out.chunks = make_chunks(len(self.row), width, most)
+        out.chunks = kernels.make_chunks(len(self.row), width, most)
         vertex, chunk = building.regroup(
             self.own.vertex, self.points, out.chunks, self.n_vertices, out.row
         )
@@ -363,16 +346,17 @@ class LatticeFilter(HostPlan):
 
     def apply(self, values: Floats) -> Floats:
         with threads_for(self.row.size * values.shape[1]):
-            return self._apply_one(values) if values.shape[1] == 1 else self._apply(values)
-
-    def _apply_one(self, values: Floats) -> Floats:
-        rows = np.empty(self.n_rows, dtype=values.dtype)
-        spare = np.empty((2, self.n_vertices + 1), dtype=values.dtype)
-        kernels.splat_one(self.points, values.reshape(-1), rows)
-        blurred = self.blur_one(rows, spare[0], spare[1], self.n_vertices < FEW_VERTICES)
-        out = np.empty_like(values)
-        kernels.slice_one(self.points, self.own.vertex, blurred, out.reshape(-1))
-        return out
+            if values.shape[1] > 1:
+                return self._apply(values)
+            rows = np.empty(self.n_rows, dtype=values.dtype)
+            spare = np.empty((2, self.n_vertices + 1), dtype=values.dtype)
+            kernels.splat_one(self.points, values.reshape(-1), rows)
+            blurred = self.blur_one(
+                rows, spare[0], spare[1], self.n_vertices < kernels.FEW_VERTICES
+            )
+            out = np.empty_like(values)
+            kernels.slice_one(self.points, self.own.vertex, blurred, out.reshape(-1))
+            return out
 
     def blur_one(self, rows: Floats, here: Floats, there: Floats, few: bool) -> Floats:
         """Rows of one channel as splatted → values at the vertices, in one of two arrays.
@@ -399,11 +383,9 @@ class LatticeFilter(HostPlan):
         return out
 
     def diagonal(self) -> NDArray[np.float64]:
+        if self._diagonal is None:
+            out = np.empty(len(self.row))
+            with threads_for(100 * self.row.size):
+                self.blurring.self_weights(self.points, self.own.vertex, out)
+            self._diagonal = out
         return self._diagonal
-
-    @cached_property
-    def _diagonal(self) -> NDArray[np.float64]:
-        out = np.empty(len(self.row))
-        with threads_for(100 * self.row.size):
-            self.blurring.self_weights(self.points, self.own.vertex, out)
-        return out

@@ -52,9 +52,9 @@ class Plan(ABC):
         """A channel of ones, in the type in which total weights are computed.  # (..., n, 1)"""
 
     @property
-    @abstractmethod
     def nbytes(self) -> int:
         """Bytes of the arrays this plan holds."""
+        return held_bytes(tuple(vars(self).values()))
 
     def pull(self, a: Array, b: Array) -> tuple[Array, Array]:
         """The gradient of Σ_ij k_ij a_i·b_j with respect to the features, and a by-product.
@@ -75,6 +75,13 @@ class Plan(ABC):
         return self.apply(self.ones()) + SMALLEST_MASS
 
 
+def held_bytes(thing: object) -> int:
+    """Bytes of an array or a plan, or of all in a list or tuple of them."""
+    if isinstance(thing, (list, tuple)):
+        return sum(map(held_bytes, thing))
+    return int(getattr(thing, "nbytes", 0))
+
+
 class HostPlan(Plan):
     """A plan over numpy arrays."""
 
@@ -91,10 +98,6 @@ class HostPlan(Plan):
 
     def ones(self) -> NDArray[np.float64]:
         return np.ones((self.n, 1))
-
-    @property
-    def nbytes(self) -> int:
-        return sum(v.nbytes for v in vars(self).values() if isinstance(v, np.ndarray))
 
 
 def check_features(features: ArrayLike) -> Floats:

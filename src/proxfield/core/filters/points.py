@@ -6,7 +6,6 @@ from collections.abc import Hashable
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from proxfield.core.common.arrays import Doubles, Pixels
 from proxfield.core.filters.plan import MAX_SPAN
@@ -15,24 +14,15 @@ from proxfield.core.filters.plan import MAX_SPAN
 class PixelPoints:
     """The pixels of an image: their positions, and their channels if they have any.
 
-    ``shape`` holds the numbers of points and of features.
-
-    Args:
-        pixels: Shape of the image without channels.
-        scale: What positions are multiplied with.  # (axes,)
-        channels: The image with its channels last; copied.  # (*pixels, channels)
-        color: What channels are divided by.  # (channels,)
-        origin: Where the first pixel lies in a larger image; by default at 0.  # (axes,)
+    ``shape`` holds the numbers of points and of features. Positions are multiplied with ``scale``
+    and channels, which come last, divided by ``color``. The first pixel lies at ``origin`` in a
+    larger image, by default at 0.
     """
 
     def __init__(
-        self,
-        pixels: tuple[int, ...],
-        scale: Doubles,
-        channels: Pixels | None = None,
-        color: Doubles | None = None,
-        origin: tuple[int, ...] | None = None,
-    ) -> None:
+        self, pixels: tuple[int, ...], scale: Doubles, channels: Pixels | None = None,
+        color: Doubles | None = None, origin: tuple[int, ...] | None = None,
+    ) -> None:  # fmt: skip
         self.pixels = tuple(int(size) for size in pixels)
         self.scale = np.array(scale, dtype=np.float64)
         self.channels: Pixels | None = None if channels is None else np.array(channels, order="C")
@@ -72,13 +62,8 @@ class PixelPoints:
             for first, n, s in zip(self.origin, self.pixels, self.scale, strict=True):
                 ends += [float(first * s), float((first + n - 1) * s)]
             if self.channels is not None and self.color is not None and self.channels.size:
-                bounds = _range(self.channels)
+                bounds = (0.0, 255.0)  # of 8-bit values without looking
+                if self.channels.dtype != np.uint8:
+                    bounds = float(self.channels.min()), float(self.channels.max())
                 ends += [float(x / c) for c in self.color for x in bounds]
         return bool(np.isfinite(ends).all()) and max(ends) - min(ends) <= MAX_SPAN
-
-
-def _range(channels: NDArray[np.generic]) -> tuple[float, float]:
-    """Bounds on an image's values; of 8-bit ones without looking."""
-    if channels.dtype == np.uint8:
-        return 0.0, 255.0
-    return float(channels.min()), float(channels.max())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,14 +36,6 @@ def sum_box(cover: Doubles, weights: Doubles, box: Ints, log_p: float) -> float:
     return total
 
 
-@kernel
-def shift_box(cover: Doubles, box: Ints, by: float) -> None:
-    """Add a number to one rectangle."""
-    for y in range(box[1], box[3]):
-        for x in range(box[0], box[2]):
-            cover[y, x] += by
-
-
 class BoxVisits:
     """As `OccupancyVisits`, for rectangles."""
 
@@ -74,37 +65,30 @@ class BoxVisits:
         new = float(log_empty(q[:1])[0])
         by = new - float(self.logs[location])
         for cover, _, boxes in self.views:
-            shift_box(cover, boxes[location], by)
+            left, top, right, bottom = boxes[location]
+            cover[top:bottom, left:right] += by
         self.logs[location] = new
 
 
-_ONES = np.ones((1, 1))
 KEPT_SCENES = 4
 """Scenes whose silhouettes stay packed for their next frame."""
 
 
 class OccupancyOnCpu:
-    """`Occupancy` on the CPU.
-
-    Args:
-        term: The term.
-        layout: Layout of the field.
-        dtype: Type of marginals and gradients; everything inside is float64.
-    """
+    """`Occupancy` on the CPU: marginals and gradients of a type, everything inside float64."""
 
     def __init__(self, term: Occupancy, layout: Layout, dtype: str) -> None:
         self.term, self.layout = term, layout
         self.entries = term.entries(layout)
         self.variables = slice(term.first, term.first + term.n_locations)
-        packed = _packed(term.silhouettes)
-        self.cameras = packed.cameras
+        self.cameras, origins = _packed(term.silhouettes)
         self.image = np.zeros(int(self.cameras.plane[-1]))
         self.constant = term.constant if isinstance(term, ExactOccupancy) else 0.0
         exact = isinstance(term, ExactOccupancy)
         low, high = term.observed if isinstance(term, ExactOccupancy) else (1.0, -1.0)
         for c, (s, mask) in enumerate(term.images()):
-            shares, origin = s.per_area if exact else _ONES, packed.origin[c]
-            turn_image(mask, shares, low, high, origin, self.cameras, c, self.image)
+            shares = s.per_area if exact else np.ones((1, 1))
+            turn_image(mask, shares, low, high, origins[c], self.cameras, c, self.image)
         self.room = _room(self.cameras, term.n_locations, apart=False)
         self.ratio: Ratio | None = None
         if isinstance(term, RatioOccupancy):
@@ -137,9 +121,7 @@ class OccupancyOnCpu:
     def add_binary_gradient(self, log_empty: Doubles, out: Floats) -> float:
         """Add dE/dq_i1 − dE/dq_i0 of every variable, from log q_i0; returns the energy.
 
-        Args:
-            log_empty: log q_i0.  # (n_vars,)
-            out: Changed in place.  # (n_vars,)
+        # (n_vars,), (n_vars,)
         """
         energy = self._evaluate(log_empty[self.variables])
         out[self.variables] -= self.room.slopes
@@ -148,13 +130,10 @@ class OccupancyOnCpu:
     def _evaluate(self, logs: Doubles) -> float:
         """The energy; ∂E/∂p_i is left in ``room.slopes``."""
         several = len(self.cameras.height) > 1 and self.work >= PARALLEL_WORK
-        if several and current_threads() > 1:
-            return self.constant + self._evaluate_apart(logs)
-        energy: float = evaluate(self.cameras, self.image, self.room, logs, self.ratio)
-        return self.constant + energy
-
-    def _evaluate_apart(self, logs: Doubles) -> float:
-        """Cameras over threads; sums in the order of the cameras."""
+        if not several or current_threads() == 1:
+            energy: float = evaluate(self.cameras, self.image, self.room, logs, self.ratio)
+            return self.constant + energy
+        # cameras over threads; sums in the order of the cameras
         if self.apart is None:
             count, n = len(self.cameras.height), len(self.room.slopes)
             room = _room(self.cameras, n, apart=True)._replace(slopes=self.room.slopes)
@@ -162,7 +141,7 @@ class OccupancyOnCpu:
         room, slopes, energies = self.apart
         evaluate_apart(self.cameras, self.image, room, logs, self.ratio, slopes, energies)
         finish_apart(slopes, room)
-        return float(sum(energies.tolist()))
+        return self.constant + float(sum(energies.tolist()))
 
 
 def _room(cameras: Cameras, n: int, *, apart: bool) -> Room:
@@ -184,19 +163,17 @@ def _room(cameras: Cameras, n: int, *, apart: bool) -> Room:
     )
 
 
-class _Packed(NamedTuple):
-    """Silhouettes of all cameras, which the frames of a scene share."""
-
-    cameras: Cameras
-    origin: list[tuple[int, int]]  # top and left of what each camera's silhouettes cover
-
-
+_Packed = tuple[Cameras, list[tuple[int, int]]]
+"""Silhouettes of all cameras, and top and left of what those of each camera cover."""
 _scenes: list[tuple[tuple[weakref.ref[Silhouettes], ...], _Packed]] = []
 """The scenes seen last, the latest at the end."""
 
 
 def _packed(silhouettes: tuple[Silhouettes, ...]) -> _Packed:
-    """Silhouettes as the kernels read them, packed once for all frames of a scene."""
+    """The part of each camera's image that silhouettes cover, and their corners in it.
+
+    Packed once for all frames of a scene.
+    """
     alive = [entry for entry in _scenes if all(ref() is not None for ref in entry[0])]
     _scenes[:] = alive
     for keys, packed in alive:
@@ -204,14 +181,6 @@ def _packed(silhouettes: tuple[Silhouettes, ...]) -> _Packed:
             ref() is s for ref, s in zip(keys, silhouettes, strict=True)
         ):
             return packed
-    packed = _pack(silhouettes)
-    _scenes.append((tuple(weakref.ref(s) for s in silhouettes), packed))
-    del _scenes[:-KEPT_SCENES]
-    return packed
-
-
-def _pack(silhouettes: tuple[Silhouettes, ...]) -> _Packed:
-    """The part of each camera's image that silhouettes cover, and their corners in it."""
     sizes, origin = np.zeros((4, len(silhouettes)), dtype=np.int64), []
     corners = [np.zeros((0, 4), dtype=np.uint32)]
     owners = [np.zeros(0, dtype=np.uint32)]
@@ -241,4 +210,6 @@ def _pack(silhouettes: tuple[Silhouettes, ...]) -> _Packed:
         np.cumsum([0, *((rows + 1) * stride_of)]), np.cumsum([0, *counts]), boxes,
         np.concatenate(corners), np.concatenate(owners),
     )  # fmt: skip
-    return _Packed(cameras, origin)
+    _scenes.append((tuple(weakref.ref(s) for s in silhouettes), (cameras, origin)))
+    del _scenes[:-KEPT_SCENES]
+    return cameras, origin

@@ -12,12 +12,12 @@ from proxfield.core.devices.cuda import torch
 from proxfield.core.devices.tensors import Tensor, TorchDevice
 from proxfield.core.engines.triton.device_pack import from_numpy
 from proxfield.core.terms.base import Layout
-from proxfield.errors import InputError
 from proxfield.people.numba import DIRECT, SMALLEST
 from proxfield.people.occupancy import ExactOccupancy, Occupancy, RatioOccupancy
 from proxfield.people.silhouettes import Boxes, Runs
 from proxfield.people.triton import occupancy_kernels as kernels
-from proxfield.people.triton.occupancy_plan import Group, ScenePlan, plan_for
+from proxfield.people.triton import occupancy_plan as planning
+from proxfield.people.triton.occupancy_plan import BAND, STRIP, Group, ScenePlan, plan_for
 
 LOGS_BLOCK = 1024
 """Locations of one program that takes logarithms, or adds up cameras."""
@@ -28,18 +28,12 @@ FLAGS = 256
 DIRECT_BELOW = {"float32": 1e-3, "float64": DIRECT}
 """p_i below which pixels are summed one by one."""
 
-Masks = Sequence[NDArray[Any]]
-"""Of each camera: 8-bit values, or numbers from 0 to 1."""
-
 
 class OccupancyFrames:
     """`Occupancy` terms with the same silhouettes and parameters on a device, as one term.
 
-    Args:
-        terms: One per frame; see `frame_key`.
-        layout: Layout of one frame's field.
-        dtype: "float32" or "float64": of marginals, gradients and weights.
-        device: A device of torch.
+    There is one term per frame (see `frame_key`), and ``layout`` is that of one frame's field.
+    Marginals, gradients and weights are of the type ``dtype``.
 
     Example:
         >>> frames = OccupancyFrames(terms, layout, "float32", "cuda")  # doctest: +SKIP
@@ -65,17 +59,21 @@ class OccupancyFrames:
             return
         self.plan = plan = plan_for(first.silhouettes, self.device)
         real = {"dtype": torch.float64, "device": self.device}
-        self.image = torch.zeros(
-            (self.frames, plan.size), dtype=getattr(torch, dtype), device=self.device
-        )
+        kind = {"dtype": getattr(torch, dtype), "device": self.device}
+        self.image = torch.zeros((self.frames, plan.size), **kind)
         """Weights w, or 1 − 2B.  # (frames, size)"""
-        self.weighing = weighing(first)
+        self.weighing = (0.0, 0.0, 0.0, 0.0)
+        """Weights and the energy's constant per share: for B = 0, and the rise to B = 1."""
+        if isinstance(first, ExactOccupancy):
+            k, miss, alarm = first.strength, first.miss, first.false_alarm
+            seen, unseen = np.log((1 - miss) / alarm), np.log(miss / (1 - alarm))
+            hit, missed = np.log(1 - miss), np.log(miss)
+            self.weighing = (k * unseen, k * (seen - unseen), -k * missed, -k * (hit - missed))
         self.dtype = dtype
         self.numbers = torch.tensor([first.variance, first.floor], **real)
         self.limits = torch.tensor([SMALLEST, np.log(DIRECT_BELOW[dtype])], **real)
         self.blocks = -(-self.n // LOGS_BLOCK)
         self.counts = torch.tensor([self.blocks], dtype=torch.int32, device=self.device)
-        kind = {"dtype": getattr(torch, dtype), "device": self.device}
         self.logs = torch.zeros((self.frames, self.n), **kind)
         self.flags = torch.zeros((self.frames, self.blocks), dtype=torch.int32, device=self.device)
         bands = sum(group.band_count for group in plan.groups)
@@ -83,7 +81,10 @@ class OccupancyFrames:
         self.factors = torch.zeros((self.frames, plan.cameras, 2), **real)
         self.energies = torch.zeros((self.frames, plan.cameras), **real)
         # images of some frames; those that aren't kept, of one group of cameras
-        self.at_once = some = min(self.frames, plan.frames_together(dtype))
+        fit = max(
+            1, planning.SCRATCH_BYTES // (planning.PIXEL_BYTES[dtype] * plan.size)
+        )  # in the cache
+        self.at_once = some = min(self.frames, fit)
         room = some * max(group.size for group in plan.groups)
         self.diff = torch.zeros(some * plan.size, **kind)
         """Differences: 0 for ever where no corner lies."""
@@ -118,25 +119,23 @@ class OccupancyFrames:
             return {}
         return plan_for(term.silhouettes, device).kept
 
-    # ---- masks ----
-
     def set_terms(self, terms: Sequence[Occupancy]) -> None:
-        """Replace all frames by others with the same key."""
-        self.set_masks([term.compact for term in terms])
-
-    def set_masks(self, frames: Sequence[Masks]) -> None:
-        """Replace the masks of all frames; silhouettes and parameters stay.
-
-        Args:
-            frames: Of each frame, the masks of its cameras.
-        """
-        plan = self.plan
-        if len(frames) != self.frames:
-            raise InputError(f"masks of {len(frames)} frames, expected {self.frames}")
-        if plan is None:
+        """Replace all frames by as many others with the same key."""
+        if self.plan is None:
             return
-        self.masks = self._upload(frames)
-        self._weigh(plan, self.masks)
+        # 8-bit values, or numbers from 0 to 1
+        flat: list[NDArray[Any]] = [mask.ravel() for term in terms for mask in term.compact]
+        kinds = {mask.dtype for mask in flat}
+        small = kinds == {np.dtype(np.uint8)}
+        kind = torch.uint8 if small else torch.float64
+        if self.staging is None or self.staging.dtype != kind:
+            shape, pinned = (self.frames, self.plan.pixels), self.device.type == "cuda"
+            self.staging = torch.empty(shape, dtype=kind, pin_memory=pinned)
+        if not small:
+            flat = [mask / 255.0 if mask.dtype == np.uint8 else mask for mask in flat]
+        torch.cat([from_numpy(mask) for mask in flat], out=self.staging.view(-1))  # on all cores
+        self.masks = self.staging.to(self.device)
+        self._weigh(self.plan, self.masks)
 
     def take_frames(self, other: OccupancyFrames) -> None:
         """Replace all frames by those of another term with the same key."""
@@ -160,33 +159,10 @@ class OccupancyFrames:
         else:
             self.constants.copy_(totals.sum(1))
 
-    def _upload(self, frames: Sequence[Masks]) -> Tensor:
-        """All masks on the device, one frame after another.  # (frames, pixels)"""
-        assert self.plan is not None, "asked for by set_masks alone"
-        kinds = {mask.dtype for masks in frames for mask in masks}
-        small = kinds == {np.dtype(np.uint8)}
-        kind = torch.uint8 if small else torch.float64
-        if self.staging is None or self.staging.dtype != kind:
-            pinned = self.device.type == "cuda"
-            shape = (self.frames, self.plan.pixels)
-            self.staging = torch.empty(shape, dtype=kind, pin_memory=pinned)
-        flat = [mask.ravel() for masks in frames for mask in masks]
-        if not small:
-            flat = [mask / 255.0 if mask.dtype == np.uint8 else mask for mask in flat]
-        torch.cat([from_numpy(mask) for mask in flat], out=self.staging.view(-1))  # on all cores
-        return self.staging.to(self.device)
-
-    # ---- value and gradient ----
-
     def add_gradient(self, q: Tensor, out: Tensor) -> Tensor:
-        """Add dE/dq at ``q`` to ``out``.
+        """Add dE/dq at ``q``, frame after frame, to ``out``; returns each frame's energy.
 
-        Args:
-            q: Marginals of all frames, one after another.  # (frames · size,)
-            out: Changed in place, of the same type.  # (frames · size,)
-
-        Returns:
-            The energy of each frame, on the device.  # (frames,) float64
+        # (frames · size,), (frames · size,) -> (frames,) float64
         """
         plan = self.plan
         if plan is None:
@@ -241,12 +217,14 @@ class OccupancyFrames:
             "num_warps": 8 if group.pixels_together > 1024 else 4,
         }  # fmt: skip
         if group.boxed:
-            group.add_feet(self.feet, some)
+            kernels.add_feet[(len(group.strips[0]), some)](
+                self.feet, group.head_size, *group.strips, COLUMNS=STRIP, num_warps=4
+            )
             boxes = kernels.BoxList(
                 plan.boxes, group.with_boxes, group.numbers, group.base, group.heads, group.stride
             )
             kernels.collect_boxes[(blocks, some)](
-                images, bands, boxes, locations, factors, BAND=group.band, **collecting
+                images, bands, boxes, locations, factors, BAND=BAND, **collecting
             )
         if group.other:
             kernels.collect_runs[(blocks, some)](
@@ -269,14 +247,3 @@ class OccupancyOnDevice(OccupancyFrames):
 
 class RatioOnDevice(OccupancyOnDevice):
     """A term with ``model="ratio"``: a class of its own, since it needs other kernels."""
-
-
-def weighing(term: Occupancy) -> tuple[float, float, float, float]:
-    """What weights and the energy's constant are per share: for B = 0, and the rise to B = 1."""
-    if not isinstance(term, ExactOccupancy):
-        return 0.0, 0.0, 0.0, 0.0
-    seen = np.log((1 - term.miss) / term.false_alarm)
-    unseen = np.log(term.miss / (1 - term.false_alarm))
-    hit, missed = np.log(1 - term.miss), np.log(term.miss)
-    k = term.strength
-    return k * unseen, k * (seen - unseen), -k * missed, -k * (hit - missed)

@@ -31,10 +31,7 @@ class MaskRows(NamedTuple):
 
 
 class PixelCorners(NamedTuple):
-    """Corners by the pixel where they lie.
-
-    An entry is 2 · location, + 1 where it is subtracted.
-    """
+    """Corners by the place where they lie; an entry is 2 · location, + 1 where it is subtracted."""
 
     start: Tensor
     count: Tensor
@@ -69,9 +66,8 @@ class BandShape(NamedTuple):
 
     rows: int
     width: int
-    pieces: bool
-    """Are rows longer than ``width``?"""
     chunks: int
+    pieces: bool  # are rows longer than ``width``?
 
 
 class MaskFactors(NamedTuple):
@@ -480,11 +476,11 @@ def collect_boxes(
         mine = tl.load(boxes.which + k).to(tl.int64)
         first, length = tl.load(boxes.base + mine), tl.load(boxes.stride + mine)
         high = tl.load(boxes.head + mine)
-        corners = boxes.corners + (factors.first + mine) * 4 * n + at
-        left = tl.load(corners, mask=inside, other=0)
-        top = tl.load(corners + n, mask=inside, other=0)
-        right = tl.load(corners + 2 * n, mask=inside, other=0)
-        bottom = tl.load(corners + 3 * n, mask=inside, other=0)
+        box = boxes.corners + (factors.first + mine) * 4 * n + at
+        left = tl.load(box, mask=inside, other=0)
+        top = tl.load(box + n, mask=inside, other=0)
+        right = tl.load(box + 2 * n, mask=inside, other=0)
+        bottom = tl.load(box + 3 * n, mask=inside, other=0)
         seen = right > left
         far = corner(sums, feet, first, high, bottom, right, length, seen, BAND)
         far -= corner(sums, feet, first, high, top, right, length, seen, BAND)

@@ -12,10 +12,9 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from proxfield.core.devices.cuda import torch
+from proxfield.core.devices.cuda import resolved, torch
 from proxfield.core.devices.tensors import Tensor, TorchDevice
 from proxfield.core.engines.triton.device_pack import from_numpy, power_of_two
-from proxfield.core.filters.triton.plans import resolved
 from proxfield.core.terms.base import Ints
 from proxfield.errors import UnsupportedError
 from proxfield.people.silhouettes import Boxes, Runs, Silhouettes
@@ -46,28 +45,17 @@ MAX_FRAME = 2**31 - 1
 
 
 class Group:
-    """Consecutive cameras whose images are worked on together.
+    """Consecutive cameras whose images are worked on together, beginning with number ``first``.
 
-    Args:
-        cameras: Their silhouettes.
-        first: Number of the first one.
-        offset: Where its image begins in a frame.
-        line: Number of its first row among all rows of a frame.
-        pixel: Number of its first pixel in masks without ends of rows.
-        device: A device of torch.
+    Its image begins at ``offset`` in a frame, with row ``line`` among all rows of a frame; its
+    masks, which have no ends of rows, with ``pixel``.
     """
 
     def __init__(
-        self,
-        cameras: Sequence[Silhouettes],
-        first: int,
-        offset: int,
-        line: int,
-        pixel: int,
+        self, cameras: Sequence[Silhouettes], first: int, offset: int, line: int, pixel: int,
         device: TorchDevice,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.first, self.offset, self.line, self.device = first, offset, line, device
-        self.band = BAND
         self.count = len(cameras)
         strides = [stride_of(s) for s in cameras]
         sizes = [s.height * stride for s, stride in zip(cameras, strides, strict=True)]
@@ -112,15 +100,15 @@ class Group:
         rows, counts, heads, strips, head = [], [], [], [], 0
         for s, base, stride in zip(cameras, bases, strides, strict=True):
             boxed = isinstance(s, Boxes)
-            counts.append(-(-s.height // self.band))
+            counts.append(-(-s.height // BAND))
             heads.append(head)
             if boxed:
                 parts = range(0, s.width, STRIP)
                 strips += [(head + x, min(STRIP, s.width - x), stride, counts[-1]) for x in parts]
             for k in range(counts[-1]):
-                height = min(self.band, s.height - k * self.band)
+                height = min(BAND, s.height - k * BAND)
                 number = k if boxed else -1
-                rows.append((base + k * self.band * stride, head, height, s.width, stride, number))
+                rows.append((base + k * BAND * stride, head, height, s.width, stride, number))
                 head += stride
         self.head_size = head
         """Columns of all bands, with the ends of rows."""
@@ -150,10 +138,9 @@ class Group:
         many = count > CROWDED
         order = torch.cat([torch.nonzero(many)[:, 0], torch.nonzero(~many)[:, 0]])
         self.crowded = int(many.sum())
-        self.corners = kernels.PixelCorners(
-            start[order], count[order].to(torch.int32), entry.to(torch.int32),
-            place[order].to(torch.int32),
-        )  # fmt: skip
+        lists = count[order], entry, place[order]
+        ints = (values.to(torch.int32) for values in lists)
+        self.corners = kernels.PixelCorners(start[order], *ints)
 
     def _list_runs(self, cameras: Sequence[Silhouettes], bases: list[int]) -> None:
         at, column, length, starts, before = [], [], [], [], 0
@@ -168,25 +155,17 @@ class Group:
         none = [np.zeros(1, dtype=np.int64)]  # so that they have an address
         parts = (at, column, length, starts)
         place, columns, lengths, start = (self._ints(np.concatenate(p or none)) for p in parts)
-        self.runs = kernels.RunList(
-            place, columns, lengths, start, self.with_runs, self.numbers[1:]
-        )
-
-    # ---- from differences to images ----
+        lists = place, columns, lengths, start, self.with_runs, self.numbers[1:]
+        self.runs = kernels.RunList(*lists)
 
     def tile(self, dtype: str) -> dict[str, Any]:
         """What kernels over bands are compiled for."""
-        rows = min(self.band, max(2, min(8, BAND_VALUES[dtype] // self.width)))
-        shape = kernels.BandShape(rows, self.width, self.pieces, self.band // rows)
+        rows = min(BAND, max(2, min(8, BAND_VALUES[dtype] // self.width)))
+        shape = kernels.BandShape(rows, self.width, BAND // rows, self.pieces)
         return {"SHAPE": shape, "num_warps": min(16, max(4, self.width // 128))}
 
     def scatter(self, logs: Tensor, diff: Tensor) -> None:
-        """Differences of Σ log p_i, of some frames.
-
-        Args:
-            logs: # (frames, n)
-            diff: Written where corners lie; 0 elsewhere.  # (frames, size)
-        """
+        """Differences of Σ log p_i of some frames, written where corners lie.  # (frames, n)"""
         frames, n = logs.shape
         crowded = -(-self.crowded // CROWDED_CELLS)
         blocks = crowded + -(-(self.cells - self.crowded) // CELLS)
@@ -196,19 +175,9 @@ class Group:
                 CELLS=CROWDED_CELLS, WIDE=CROWDED_WIDTH, BLOCK=CELLS, num_warps=4,
             )  # fmt: skip
 
-    def add_feet(self, feet: Tensor, frames: int) -> None:
-        """From last rows of bands to what is above them, in place.  # (frames, head_size)"""
-        kernels.add_feet[(len(self.strips[0]), frames)](
-            feet, self.head_size, *self.strips, COLUMNS=STRIP, num_warps=4
-        )
-
 
 class ScenePlan:
     """The silhouettes of all cameras on a device.
-
-    Args:
-        silhouettes: Of each camera.
-        device: A device of torch.
 
     Example:
         >>> plan = ScenePlan([Boxes(2, 3, [[0, 0, 2, 1]])], "cuda")  # doctest: +SKIP
@@ -223,7 +192,16 @@ class ScenePlan:
         self.heights = [s.height for s in silhouettes]
         self.groups: list[Group] = []
         offset = line = first = pixel = 0
-        for some in grouped(silhouettes):
+        together: list[list[Silhouettes]] = []
+        room = 0
+        for s in silhouettes:  # consecutive cameras whose images fit into the cache together
+            held = PIXEL_BYTES["float32"] * s.height * stride_of(s)
+            if not together or held > room:
+                together.append([])
+                room = SCRATCH_BYTES
+            together[-1].append(s)
+            room -= held
+        for some in together:
             group = Group(some, first, offset, line, pixel, self.device)
             self.groups.append(group)
             offset, line, first = offset + group.size, line + group.lines, first + group.count
@@ -237,63 +215,30 @@ class ScenePlan:
             if isinstance(s, Boxes):
                 boxes[k] = s.boxes.T
         self.boxes = from_numpy(boxes).to(self.device)
-        self.shares = self._shares(silhouettes)
+        self.shares = torch.zeros(self.size, dtype=torch.float64, device=self.device)
         """1/(mean area of the silhouettes over each pixel), 0 where there are none.  # (size,)"""
-
-    def _shares(self, silhouettes: Sequence[Silhouettes]) -> Tensor:
-        out = torch.zeros(self.size, dtype=torch.float64, device=self.device)
-        for group in self.groups:
-            mine = out[group.offset : group.offset + group.size]
-            bases = group.base.tolist()
-            for k, base in enumerate(bases):
-                # a location has another area in each camera
-                s = silhouettes[group.first + k]
-                end = bases[k + 1] if k + 1 < group.count else group.size
-                count, area = cover(s, self.device)
-                share = torch.where(count > 0.5, count / torch.where(count > 0.5, area, 1.0), 0.0)
-                mine[base:end].view(s.height, -1)[:, : s.width] = share
-        return out
-
-    def frames_together(self, dtype: str) -> int:
-        """Frames that are worked on together, so that their images stay in the cache."""
-        return max(1, SCRATCH_BYTES // (PIXEL_BYTES[dtype] * self.size))
+        at = 0
+        for s in silhouettes:  # a location has another area in each camera
+            end = at + s.height * stride_of(s)
+            # number of locations over each pixel, and the sum of their areas
+            place, entry = (from_numpy(x).to(self.device) for x in corners(s, s.width))
+            images = []
+            for values in (s.visible, s.areas):
+                each = from_numpy(values.astype(np.float64)).to(self.device)[entry >> 1]
+                image = torch.zeros(s.height * s.width, dtype=torch.float64, device=self.device)
+                # whole numbers: the order of sums doesn't matter
+                image.index_add_(0, place, torch.where((entry & 1) != 0, -each, each))
+                image = image.view(s.height, s.width)
+                images.append((image.cumsum(0) if isinstance(s, Boxes) else image).cumsum(1))
+            count, area = images
+            share = torch.where(count > 0.5, count / torch.where(count > 0.5, area, 1.0), 0.0)
+            self.shares[at:end].view(s.height, -1)[:, : s.width] = share
+            at = end
 
 
 def stride_of(silhouettes: Silhouettes) -> int:
     """Pixels from the beginning of a row to the next."""
     return -(-silhouettes.width // ALIGNMENT) * ALIGNMENT
-
-
-def cover(silhouettes: Silhouettes, device: TorchDevice) -> tuple[Tensor, Tensor]:
-    """Number of locations over each pixel, and the sum of their areas.  # (height, width) each"""
-    s = silhouettes
-    place, entry = corners(s, s.width)
-    place, entry = from_numpy(place).to(device), from_numpy(entry).to(device)
-    out = []
-    for values in (s.visible, s.areas):
-        each = from_numpy(values.astype(np.float64)).to(device)[entry >> 1]
-        image = torch.zeros(s.height * s.width, dtype=torch.float64, device=device)
-        # whole numbers: the order of sums doesn't matter
-        image.index_add_(0, place, torch.where((entry & 1) != 0, -each, each))
-        image = image.view(s.height, s.width)
-        if isinstance(s, Boxes):
-            image = image.cumsum(0)
-        out.append(image.cumsum(1))
-    return out[0], out[1]
-
-
-def grouped(silhouettes: Sequence[Silhouettes]) -> list[list[Silhouettes]]:
-    """Consecutive cameras whose images fit into the cache together; at least one each."""
-    out: list[list[Silhouettes]] = []
-    room = 0
-    for s in silhouettes:
-        held = PIXEL_BYTES["float32"] * s.height * stride_of(s)
-        if not out or held > room:
-            out.append([])
-            room = SCRATCH_BYTES
-        out[-1].append(s)
-        room -= held
-    return out
 
 
 def corners(silhouettes: Silhouettes, stride: int) -> tuple[Ints, Ints]:

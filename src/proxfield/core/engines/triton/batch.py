@@ -12,15 +12,13 @@ from weakref import WeakSet
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.core.devices.cuda import torch
+from proxfield.core.devices.cuda import find_device, torch
 from proxfield.core.devices.tensors import Tensor, TorchDevice, TorchDtype
 from proxfield.core.engines.base import ROUNDING_FACTOR, Batch, Rows, slack
 from proxfield.core.engines.plan import Update
 from proxfield.core.engines.triton.binary_pack import BinaryTensors
 from proxfield.core.engines.triton.device_pack import (
     CAPACITY,
-    LENGTHS,
-    LENGTHS_WITH_TERMS,
     BatchState,
     Graphs,
     Joined,
@@ -28,7 +26,6 @@ from proxfield.core.engines.triton.device_pack import (
     Slot,
     Tensors,
     V,
-    default_device,
     download,
     from_numpy,
     upload,
@@ -46,18 +43,8 @@ if TYPE_CHECKING:
 
 LAUNCHES_PER_CHECK = 256
 """Launches between two looks at whether all is done."""
-
-
-Pack = BinaryTensors | GeneralTensors | PlaneTensors
-
-
-def packed(joined: Joined, tensors: Tensors, form: str | None) -> Pack:
-    """Fields as the kernels read them, in the form that fits best unless one is named."""
-    if joined.binary:
-        return BinaryTensors(joined, tensors, form)
-    if form == "planes" or (form is None and suits(joined)):
-        return PlaneTensors(joined, tensors)
-    return GeneralTensors(joined, tensors, form)
+READ_BLOCK = 1024
+"""Entries of one program that reads marginals."""
 
 
 class BatchProgram(Batch[Update, BatchState]):
@@ -67,30 +54,28 @@ class BatchProgram(Batch[Update, BatchState]):
     kernels. Small fields run many updates inside one launch, on one multiprocessor each or
     (see `binary.SmallFields`) on several. Sums are float64.
 
-    Args:
-        lowereds: The fields.
-        dtype: Type of the state.
-        device: A CUDA device.
-        form: How to store couplings, for tests; see the packs.
-        terms: Makes the terms that are iterated on their own, for a type. With several fields, of
-            the same size, each term gives an energy for each field.
+    ``form`` says how to store couplings, for tests (see the packs). ``terms`` makes the terms that
+    are iterated on their own, for a type; with several fields, of the same size, each gives an
+    energy for each field.
     """
 
     def __init__(
-        self,
-        lowereds: list[Lowered],
-        dtype: str = "float32",
-        device: TorchDevice = None,
-        form: str | None = None,
-        terms: Callable[[str], list[DeviceTerm]] | None = None,
-    ) -> None:
-        self.device = default_device(device)
+        self, lowereds: list[Lowered], dtype: str = "float32", device: TorchDevice = None,
+        form: str | None = None, terms: Callable[[str], list[DeviceTerm]] | None = None,
+    ) -> None:  # fmt: skip
+        self.device = find_device(device)
         self.dtype = dtype
         self.joined = Joined(lowereds)
         self.tensors = Tensors(dtype, self.device)
         self.binary = self.joined.binary
         self.natural = Natural(self.joined, self.device)
-        self.pack = packed(self.joined, self.tensors, form)
+        self.pack: BinaryTensors | GeneralTensors | PlaneTensors
+        if self.binary:
+            self.pack = BinaryTensors(self.joined, self.tensors, form)
+        elif form == "planes" or (form is None and suits(self.joined)):
+            self.pack = PlaneTensors(self.joined, self.tensors)
+        else:
+            self.pack = GeneralTensors(self.joined, self.tensors, form)
         self.small = self.pack.form in ("small", "team")
         self.per_state = self.joined.n if self.binary else self.joined.size
         if isinstance(self.pack, PlaneTensors):
@@ -101,6 +86,7 @@ class BatchProgram(Batch[Update, BatchState]):
         self.inside = slice(self.front, self.front + self.per_state)
         """A buffer without its padding."""
         self.fields = len(lowereds)
+        self.entry_bounds = self.joined.offsets[self.joined.bounds]
         sizes = np.diff(self.joined.bounds)
         self.equal = bool((sizes == sizes[:1]).all()) and (self.binary or self.joined.common > 0)
         """Whether all fields have the same number of entries."""
@@ -142,10 +128,10 @@ class BatchProgram(Batch[Update, BatchState]):
             safe=torch.ones(n, **own),
             parts=torch.zeros((max(1, self.pack.n_blocks), 2), **real),
             out=torch.zeros((2, self.fields, CAPACITY), **real),
-            graphs=Graphs(device, LENGTHS_WITH_TERMS if self.terms else LENGTHS),
+            graphs=Graphs(device, bool(self.terms)),
         )
         self._slots.add(slot)
-        self._set_constants(slot)
+        slot.numbers[:, board.CONSTANT] = self.pack.constants
         if self.terms:
             slot.shift = torch.zeros(self.stride, **own)
             slot.q = torch.zeros(self.joined.size, **own)
@@ -209,7 +195,8 @@ class BatchProgram(Batch[Update, BatchState]):
             left = self.natural.sums((~self.gone).to(torch.float64))
             target = torch.where(~self.gone & (left == 1.0), 1.0, target)
         gap = (target - q).abs()
-        size = torch.maximum(finite_size(g), finite_size(self.unary))
+        sizes = (torch.where(torch.isfinite(x), x.abs(), 0.0) for x in (g, self.unary))
+        size = torch.maximum(*sizes)
         eps = float(np.finfo(self.dtype).eps)
         rounding = ROUNDING_FACTOR * eps * q * (1.0 - q) * size
         both = torch.stack([gap, rounding]).cpu().numpy()
@@ -220,8 +207,7 @@ class BatchProgram(Batch[Update, BatchState]):
 
     def _by_field(self, values: NDArray[V]) -> list[NDArray[V]]:
         """Entries of all fields as those of each."""
-        entry = self.joined.offsets[self.joined.bounds]
-        return [values[a:b] for a, b in pairwise(entry)]
+        return [values[a:b] for a, b in pairwise(self.entry_bounds)]
 
     def _buffer(self, state: BatchState, ago: int = 0) -> Tensor:
         """The natural parameters of all fields some updates ago."""
@@ -243,9 +229,8 @@ class BatchProgram(Batch[Update, BatchState]):
 
     @cached_property
     def _field_of_entries(self) -> Tensor:
-        bounds = self.joined.bounds if self.binary else self.joined.offsets[self.joined.bounds]
-        fields = np.repeat(np.arange(self.fields), np.diff(bounds))
-        return torch.as_tensor(fields).to(self.device)
+        counts = np.diff(self.joined.bounds if self.binary else self.entry_bounds)
+        return torch.as_tensor(np.repeat(np.arange(self.fields), counts)).to(self.device)
 
     def tensor(self, state: BatchState, dtype: TorchDtype | None = None) -> Tensor:
         """Marginals of all fields on the device, normalized.  # (size,)"""
@@ -254,8 +239,8 @@ class BatchProgram(Batch[Update, BatchState]):
         if self.binary and self.any_gone:  # no weight at all once an update cleared them
             gone = self.gone
             if state.pending.any():
-                entries = np.diff(self.joined.offsets[self.joined.bounds])
-                left = torch.as_tensor(np.repeat(state.pending, entries)).to(self.device)
+                left = np.repeat(state.pending, np.diff(self.entry_bounds))
+                left = torch.as_tensor(left).to(self.device)
                 gone = gone & ~left
             pairs, none = q.reshape(-1, 2), gone.reshape(-1, 2)
             q = torch.where(none, 0.0, torch.where(none.flip(1), 1.0, pairs)).ravel()
@@ -281,7 +266,16 @@ class BatchProgram(Batch[Update, BatchState]):
         if plan.watches and not plan.proximal:
             raise UnsupportedError("steps that look at F are for proximal updates")
         if plan.search is not None and self.small:
-            return self._searched_apart(state, plan, n, tol, wanted)
+            # those that run in one launch have no step of their own
+            other, sizes = self.unfused, [board.SIZE, board.USED]
+            apart = other.start_from(self.tensor(state, torch.float64))
+            apart.pending = state.pending.copy()
+            apart.slot.numbers[:, sizes] = state.slot.numbers[:, sizes]
+            found = other.advance_each(apart, plan, n, tol, True, wanted)
+            self.set_marginals(state, other.tensor(apart, torch.float64))
+            state.slot.numbers[:, sizes] = apart.slot.numbers[:, sizes]
+            state.pending = apart.pending
+            return found
         pieces: list[list[Rows]] = [[] for _ in range(self.fields)]
         active = np.full(self.fields, n > 0 and self.joined.n > 0)
         if wanted is not None:
@@ -302,24 +296,8 @@ class BatchProgram(Batch[Update, BatchState]):
                 active[k] = left > 0 and len(rows) == some and rows.change[-1] > tol
             if state.pending.any():
                 state.pending[:] = False
-                self._set_constants(state.slot)
+                state.slot.numbers[:, board.CONSTANT] = self.pack.constants
         return [_join(rows) for rows in pieces]
-
-    def _searched_apart(
-        self, state: BatchState, plan: Update, n: int, tol: float,
-        wanted: NDArray[np.bool_] | None,
-    ) -> list[Rows]:  # fmt: skip
-        """The same for small fields: those that run in one launch have no step of their own."""
-        other = self.unfused
-        apart = other.start_from(self.tensor(state, torch.float64))
-        sizes = [board.SIZE, board.USED]
-        apart.pending = state.pending.copy()
-        apart.slot.numbers[:, sizes] = state.slot.numbers[:, sizes]
-        rows = other.advance_each(apart, plan, n, tol, True, wanted)
-        self.set_marginals(state, other.tensor(apart, torch.float64))
-        state.slot.numbers[:, sizes] = apart.slot.numbers[:, sizes]
-        state.pending = apart.pending
-        return rows
 
     @cached_property
     def unfused(self) -> BatchProgram:
@@ -351,7 +329,7 @@ class BatchProgram(Batch[Update, BatchState]):
             tried = (search.growth, search.shrinkage, search.largest)
             size = slot.numbers[:, board.SIZE]
             size.copy_(torch.where(size > 0, size, search.first))
-            self._set_step(slot)
+            slot.step.copy_(size[self.owner])
         numbers = (  # in the order of `board`
             plan.inverse_temperature, plan.gamma1, plan.gamma2, plan.epsilon, tol, step,
             slack(0.0, np.dtype(self.dtype)), 1.0 / step, *tried,
@@ -412,18 +390,17 @@ class BatchProgram(Batch[Update, BatchState]):
             num_warps=warps,
         )  # fmt: skip
         if search:
-            self._set_step(slot)
-
-    def _set_step(self, slot: Slot) -> None:
-        """Every variable takes its field's step."""
-        slot.step.copy_(slot.numbers[:, board.SIZE][self.owner])
+            slot.step.copy_(slot.numbers[:, board.SIZE][self.owner])
 
     def _add_terms(self, slot: Slot) -> None:
         assert slot.q is not None and slot.shift is not None, "made with the slot"
         pairs = all(getattr(term, "of_pairs", False) for term in self.terms)
         if pairs and self.equal and self.joined.common == 2:
             each = self.joined.size // self.fields
-            binary.read_marginals(slot, self.front, self.fields, each)
+            binary.read_pairs[(-(-each // READ_BLOCK), self.fields)](
+                slot.buffers[0, self.front :], slot.stride, slot.status, slot.q, slot.shift, each,
+                BLOCK=READ_BLOCK, num_warps=4,
+            )  # fmt: skip
         else:
             slot.q.copy_(self.natural.marginals(self._present(slot)))
             slot.shift.zero_()
@@ -445,7 +422,9 @@ class BatchProgram(Batch[Update, BatchState]):
 
     def _twice(self, state: BatchState, plan: Update) -> Tensor:
         """Largest difference from two updates before, over the step, of each field."""
-        a, b, c = (self.natural.plain(self._buffer(state, ago)) for ago in (0, 2, 1))
+        # what differs by as much as marginals do: m, or q
+        values = (self._buffer(state, ago) for ago in (0, 2, 1))
+        a, b, c = (0.5 * torch.tanh(v) if self.binary else torch.exp(-v) for v in values)
         gap = (a - b).abs()
         if not self.binary:
             gap = self.natural.most(gap)
@@ -482,14 +461,11 @@ class BatchProgram(Batch[Update, BatchState]):
         self.any_gone = bool(self.gone.any())
         self.pack.set_unary(self.unary)
         for slot in self._slots:
-            self._set_constants(slot)
+            slot.numbers[:, board.CONSTANT] = self.pack.constants
         if self._exact is not None:
             self._exact.set_unary(unary)
         if "unfused" in self.__dict__:
             self.unfused.set_unary(unary)
-
-    def _set_constants(self, slot: Slot) -> None:
-        slot.numbers[:, board.CONSTANT] = self.pack.constants
 
     @property
     def exact(self) -> BatchProgram:
@@ -502,21 +478,17 @@ class BatchProgram(Batch[Update, BatchState]):
                 form = "slices" if self.small else self.pack.form
             pack = self.pack
             if isinstance(pack, GeneralTensors) and form == pack.form and not pack.coupled:
-                self._exact = self._in_double(pack)
+                # the same program: no coupling was rounded to float32
+                self._exact = out = copy.copy(self)
+                out.__dict__.pop("unfused", None)
+                out.dtype, out.tensors = "float64", Tensors("float64", self.device)
+                out.pack = pack.retyped(out.tensors)
+                out._pool, out._slots, out._exact = [], WeakSet(), None
             else:
                 self._exact = BatchProgram(self.joined.lowereds, "float64", self.device, form)
             self._exact.terms = self._make_terms("float64") if self._make_terms else []
             self._exact.set_unary(self.unary)
         return self._exact
-
-    def _in_double(self, pack: GeneralTensors) -> BatchProgram:
-        """The same program with numbers in float64, where no coupling was rounded to float32."""
-        out = copy.copy(self)
-        out.__dict__.pop("unfused", None)
-        out.dtype, out.tensors = "float64", Tensors("float64", self.device)
-        out.pack = pack.retyped(out.tensors)
-        out._pool, out._slots, out._exact = [], WeakSet(), None
-        return out
 
     def look(self, q: Tensor) -> tuple[Tensor, Tensor]:
         """F of each field and dE/dq at marginals, in float64.  # (size,) -> (fields,), (size,)
@@ -549,15 +521,7 @@ class BatchProgram(Batch[Update, BatchState]):
         return np.where(state.pending, np.inf, f)
 
 
-def finite_size(values: Tensor) -> Tensor:
-    """|values| where they are finite, else 0."""
-    return torch.where(torch.isfinite(values), values.abs(), 0.0)
-
-
 def _join(rows: list[Rows]) -> Rows:
     rows = rows or [Rows(np.zeros(0), np.zeros(0))]
-    return Rows(
-        np.concatenate([r.free_energy for r in rows]),
-        np.concatenate([r.change for r in rows]),
-        rows[-1].period2,
-    )
+    f, change = (np.concatenate([getattr(r, k) for r in rows]) for k in ("free_energy", "change"))
+    return Rows(f, change, rows[-1].period2)

@@ -6,17 +6,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from proxfield.core.devices.cuda import interpreted, torch
+from proxfield.core.devices.cuda import interpreted, processors, torch
 from proxfield.core.devices.tensors import Tensor
 from proxfield.core.engines.plan import Kind
-from proxfield.core.engines.triton.device_pack import (
-    Blocks,
-    Joined,
-    Slot,
-    Tensors,
-    power_of_two,
-    processors,
-)
+from proxfield.core.engines.triton.device_pack import Blocks, Joined, Slot, Tensors, power_of_two
 from proxfield.core.engines.triton.update import binary, board
 from proxfield.core.engines.triton.update.kinds import RuleForm
 from proxfield.core.terms.base import Doubles, Ints
@@ -241,8 +234,6 @@ class BinaryTensors:
         )  # fmt: skip
         self.first, self.count = t.ints(blocks.first), t.ints(blocks.count)
         self.n_blocks = len(blocks)
-
-    # ---- launches ----
 
     def step(self, slot: Slot, rule: RuleForm) -> None:
         """One update of all fields that aren't done; leaves partial sums."""

@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
 """A dense CRF from pixels and energies to marginals, as one piece of work for a GPU.
 
 The general program (`BatchProgram`) iterates any field, and asks the host between its steps. Here
@@ -12,30 +13,25 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.core.common.arrays import Pixels
-from proxfield.core.devices.cuda import torch
+from proxfield.core.devices.cuda import constexpr, jit, launching, record, tl, torch
 from proxfield.core.devices.tensors import CudaGraph, Tensor, TorchDevice, TorchDtype
 from proxfield.core.engines.plan import damping_for
-from proxfield.core.engines.triton import dense_kernels as kernels
 from proxfield.core.engines.triton.terms.gaussian import GaussianOnDevice
 from proxfield.core.filters.geometry import SAMPLE_STRIDE, SEPARABLE, Blur, choose_blur
 from proxfield.core.filters.operator import Operator
 from proxfield.core.filters.plan import Plan
 from proxfield.core.filters.points import PixelPoints
-from proxfield.core.filters.torch.plans import make_plan
+from proxfield.core.filters.torch.plans import MATRIX_POINTS, choose_kind, make_plan
 from proxfield.core.filters.triton.lattice import LatticePlan, count_touched
-from proxfield.core.filters.triton.plans import MATRIX_POINTS, choose_kind
 from proxfield.core.filters.triton.segments import has_kernels
 
-T = TypeVar("T")
 Blurs = tuple[Blur, ...]
 """The kind of blur of each term's lattice."""
 Outputs = tuple[Tensor, Tensor, Tensor]
@@ -47,6 +43,69 @@ SPARE_SHARE = 1.25
 """Room for vertices, relative to those of the images so far."""
 VERTEX_STEP = 1024
 """Room is a multiple of this."""
+MAX_DOUBLE = 2**20
+"""Entries up to which marginals are returned in float64."""
+ENTRIES = 2048
+"""Pixels times labels of a program."""
+
+
+@jit
+def row_softmax(energy, inside):
+    """q = softmax(−energy) of rows, and log q as a difference of two numbers."""
+    low = tl.where(inside, tl.min(energy, 1), 0.0)[:, None]
+    weight = tl.exp(low - energy)
+    total = tl.where(inside, tl.sum(weight, 1), 1.0)[:, None]
+    return weight / total, low - energy, tl.log(total)
+
+
+@jit
+def advance(theta, unary, gradient, q, step, parts, n, L: constexpr, ROWS: constexpr, C: constexpr):
+    """θ ← θ − step (θ − g) and q = softmax(−θ), in place.
+
+    Each program leaves ⟨q, U + log q⟩ of the marginals before, and the largest change over the
+    step.
+    """
+    at = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    label = tl.arange(0, C)
+    real = (at < n)[:, None] & (label < L)[None, :]
+    entry = at[:, None] * L + label[None, :]
+    before = tl.load(theta + entry, mask=real, other=float("inf"))
+    u = tl.load(unary + entry, mask=real, other=0.0)
+    g = tl.load(gradient + entry, mask=real, other=float("inf"))
+    size = tl.load(step)
+    p, less, log_total = row_softmax(before, at < n)
+    share = p.to(tl.float64) * (u + less - log_total).to(tl.float64)
+    share = tl.where(real, share, 0.0)
+    after = tl.where(real, before - size.to(before.dtype) * (before - g), float("inf"))
+    new, _, _ = row_softmax(after, at < n)
+    tl.store(theta + entry, after, mask=real)
+    tl.store(q + entry, new, mask=real)
+    change = tl.where(real, tl.abs(new - p), 0.0)
+    tl.store(parts + 2 * tl.program_id(0), tl.sum(tl.sum(share, 1), 0))
+    tl.store(parts + 2 * tl.program_id(0) + 1, tl.max(tl.max(change, 1), 0).to(tl.float64) / size)
+
+
+@jit
+def conclude(theta, unary, q, out, best, parts, n, L: constexpr, ROWS: constexpr, C: constexpr):
+    """Marginals in float64 and in the type of ``out``, and the largest entry's first label.
+
+    Each program leaves ⟨q, U + log q⟩.
+    """
+    at = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    label = tl.arange(0, C)
+    real = (at < n)[:, None] & (label < L)[None, :]
+    entry = at[:, None] * L + label[None, :]
+    energy = tl.load(theta + entry, mask=real, other=float("inf")).to(tl.float64)
+    u = tl.load(unary + entry, mask=real, other=0.0).to(tl.float64)
+    p, less, log_total = row_softmax(energy, at < n)
+    share = tl.where(real, p * (u + less - log_total), 0.0)
+    tl.store(q + entry, p, mask=real)
+    rounded = p.to(out.dtype.element_ty)
+    tl.store(out + entry, rounded, mask=real)
+    most = tl.max(tl.where(real, rounded, -1.0), 1)[:, None]
+    first = tl.min(tl.where(real & (rounded == most), label[None, :], C), 1)
+    tl.store(best + at, first.to(tl.int64), mask=at < n)
+    tl.store(parts + tl.program_id(0), tl.sum(tl.sum(share, 1), 0))
 
 
 @dataclass(frozen=True)
@@ -146,7 +205,10 @@ class Made:
             for kind in (torch.float32, torch.float64)
         ]
         """Weight and matrix, in both types."""
-        self.ends = centered_ends(-key.weight * np.eye(labels) if table is None else table)
+        centering = np.eye(labels) - 1.0 / labels
+        table = -key.weight * np.eye(labels) if table is None else table
+        self.ends = np.linalg.eigvalsh(centering @ table @ centering)[[0, -1]].tolist()
+        """The ends of the eigenvalues of the compatibility between centering projections."""
         self.image: Buffer | None = None
         self.color: Tensor | None = None
         self.fixed: tuple[Plan, Tensor | None] | None = None
@@ -212,26 +274,6 @@ class Made:
         """Channels of the image; 0 without one."""
         return 0 if self.image is None else self.image.there.shape[-1]
 
-    @property
-    def recordable(self) -> bool:
-        """Whether making the filter never asks the host."""
-        return self.fixed is not None or self.kind == "lattice"
-
-
-def record(work: Callable[[], T]) -> tuple[CudaGraph, T]:
-    """Kernels as a graph, and the tensors that it leaves."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        out = work()
-    return graph, out
-
-
-def centered_ends(table: NDArray[np.float64]) -> tuple[float, float]:
-    """The smallest and the largest eigenvalue of a compatibility between centering projections."""
-    centering = np.eye(len(table)) - 1.0 / len(table)
-    values = np.linalg.eigvalsh(centering @ table @ centering)
-    return float(values[0]), float(values[-1])
-
 
 def certified_step(
     terms: Sequence[tuple[Made, tuple[Plan, Tensor | None]]], like: Tensor
@@ -258,7 +300,7 @@ class DenseCall:
         self.device = torch.device(key.device)
         self.lock = threading.Lock()
         self.unary = Buffer((key.n, key.labels), torch.float32, self.device)
-        with self._here():
+        with launching(self.device):
             self.terms = [
                 Made(term, where, key.n, key.labels, self.device)
                 for term, where in zip(key.terms, points, strict=True)
@@ -267,31 +309,30 @@ class DenseCall:
         self.graphs: dict[Blurs, tuple[CudaGraph, Outputs]] = {}
         """Recorded work and what it leaves, by the lattices' kinds of blur."""
 
-    def _here(self) -> AbstractContextManager[object]:
-        """Kernels are launched on the current device."""
-        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
-
     def run(self, unary: Pixels | Tensor, images: Sequence[Pixels | Tensor | None]) -> DenseFound:
-        """Make the updates.
+        """Make the updates, from unary energies and the channels of each term's points.
 
-        Args:
-            unary: Unary energies, on the host or the device.  # (n, labels) float32
-            images: Channels of each term's points, likewise; None where there are none.
+        Both may be on the host or the device.  # (n, labels) float32
         """
-        with self.lock, self._here():
+        with self.lock, launching(self.device):
             self.unary.load(unary)
             for made, image in zip(self.terms, images, strict=True):
                 if made.image is not None and image is not None:
                     made.image.load(image)
+                made.choose_blur()
             return self._run()
 
     def _run(self) -> DenseFound:
-        for made in self.terms:
-            made.choose_blur()
         blurs = tuple(made.blur for made in self.terms)
         self.calls[blurs] += 1
-        if blurs not in self.graphs and self.calls[blurs] > 1:
-            self._record(blurs)
+        # whether making the filters never asks the host
+        possible = all(made.fixed is not None or made.kind == "lattice" for made in self.terms)
+        possible &= self.device.type == "cuda"
+        if blurs not in self.graphs and self.calls[blurs] > 1 and possible:
+            self._compute(recorded=True)  # compiles what arrays of this size need
+            torch.cuda.synchronize(self.device)
+            # the next images of this size replay it
+            self.graphs[blurs] = record(lambda: self._compute(recorded=True))
         found = None
         if blurs in self.graphs:
             graph, outputs = self.graphs[blurs]
@@ -303,15 +344,6 @@ class DenseCall:
             found = self._take(*self._compute(recorded=False), recorded=False)
             assert found is not None, "there is room for as many as there are"
         return found
-
-    def _record(self, blurs: Blurs) -> None:
-        """Record all kernels, if that is possible; the next images of this size replay them."""
-        possible = self.device.type == "cuda" and all(made.recordable for made in self.terms)
-        if not possible:
-            return
-        self._compute(recorded=True)  # compiles what arrays of this size need
-        torch.cuda.synchronize(self.device)
-        self.graphs[blurs] = record(lambda: self._compute(recorded=True))
 
     def _compute(self, recorded: bool) -> Outputs:
         """All the work, in an order that a graph can hold."""
@@ -325,13 +357,19 @@ class DenseCall:
         step = certified_step(both, unary)
         theta = unary.clone()
         q = torch.softmax(-unary, 1)
+        width = max(2, 1 << (labels - 1).bit_length())
+        rows = max(1, ENTRIES // width)
+        programs = -(-n // rows)
         energies, changes = [], []
         for _ in range(updates):
             gradient = unary.clone()
             seen = [term.add_gradient(q.view(-1), gradient.view(-1)) for term in terms]
-            own, change = kernels.update(theta, unary, gradient, q, step)
-            energies.append(sum(seen, own))
-            changes.append(change)
+            parts = unary.new_empty((programs, 2), dtype=step.dtype)
+            advance[(programs,)](
+                theta, unary, gradient, q, step, parts, n, L=labels, ROWS=rows, C=width
+            )
+            energies.append(sum(seen, parts[:, 0].sum()))
+            changes.append(parts[:, 1].amax())
         exact = [DenseTerm(made, *plan, double=True) for made, plan in both]
         single = n * labels > MAX_DOUBLE
         out = torch.empty(
@@ -339,11 +377,8 @@ class DenseCall:
         )
         best = torch.empty(n, dtype=torch.int64, device=self.device)
         last = torch.empty((n, labels), dtype=torch.float64, device=self.device)
-        programs, rows, width = kernels.grid(n, labels)
         parts = torch.empty(programs, dtype=torch.float64, device=self.device)
-        kernels.conclude[(programs,)](
-            theta, unary, last, out, best, parts, n, L=labels, ROWS=rows, C=width
-        )
+        conclude[(programs,)](theta, unary, last, out, best, parts, n, L=labels, ROWS=rows, C=width)
         gradient = torch.zeros_like(last)
         seen = [term.add_gradient(last.view(-1), gradient.view(-1)) for term in exact]
         energies.append(sum(seen, parts.sum()))
@@ -375,10 +410,6 @@ class DenseCall:
         return DenseFound(q, best, numbers[:split], numbers[split:], bool(finite))
 
 
-MAX_DOUBLE = 2**20
-"""Entries up to which marginals are returned in float64."""
-
-
 class Kept:
     """Programs by key, the latest ones. Threads take turns with a program."""
 
@@ -389,12 +420,11 @@ class Kept:
     def get(self, key: CallKey, points: Sequence[PixelPoints]) -> DenseCall:
         """The program for a key, made if there is none."""
         with self.lock:
-            if key in self.programs:
-                self.programs[key] = self.programs.pop(key)  # the latest comes last
-                return self.programs[key]
-        made = DenseCall(key, points)
+            made = self.programs.get(key)
+        made = made or DenseCall(key, points)
         with self.lock:
-            self.programs[key] = made
+            self.programs.pop(key, None)
+            self.programs[key] = made  # the latest comes last
             while len(self.programs) > MAX_KEPT:
                 del self.programs[next(iter(self.programs))]
         return made

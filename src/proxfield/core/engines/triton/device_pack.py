@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.core.devices.cuda import find_device, torch
+from proxfield.core.devices.cuda import record, torch
 from proxfield.core.devices.tensors import CudaGraph, Tensor, TorchDevice, TorchDtype
 from proxfield.core.engines.numba.pack import is_binary
 from proxfield.core.engines.plan import Kind, Update
@@ -31,9 +32,7 @@ FIRST = {int(kind) for kind in Kind if kind.moments >= 1} | {kinds.LOOK}
 SECOND = {int(kind) for kind in Kind if kind.moments >= 2}
 """The kinds that need a first and a second moment, or room for a gradient."""
 LENGTHS = (64, 8)
-"""Iterations in one graph; fewer are launched one by one."""
-LENGTHS_WITH_TERMS = (64, 8, 1)
-"""The same where an iteration takes many launches."""
+"""Iterations in one graph; fewer are launched one by one, unless each takes many launches."""
 MIN_ITERATIONS = 32
 """Iterations asked for so far from which recording pays: it takes as long as launching about a
 hundred."""
@@ -43,25 +42,19 @@ ENABLED = True
 
 MAX_PINNED_BYTES = 2**26
 """Bytes of an array up to which the device has room for it in two types."""
-SMALL_WORK = 1 << 14
-"""Entries, tiles included, up to which one program iterates on any other field."""
 
 
-@dataclass
 class Joined:
     """Several lowered fields as one."""
 
-    lowereds: list[Lowered]
-    cards: Ints = field(init=False)
-    bounds: Ints = field(init=False)
-    """First variable of each field.  # (fields + 1,)"""
-
-    def __post_init__(self) -> None:
-        self.cards = _cat([low.layout.cardinalities for low in self.lowereds], np.int64)
-        self.bounds = np.cumsum([0, *(low.layout.n_vars for low in self.lowereds)])
+    def __init__(self, lowereds: list[Lowered]) -> None:
+        self.lowereds = lowereds
+        self.cards: Ints = _cat([low.layout.cardinalities for low in lowereds], np.int64)
+        self.bounds: Ints = np.cumsum([0, *(low.layout.n_vars for low in lowereds)])
+        """First variable of each field.  # (fields + 1,)"""
         self.offsets = np.concatenate([[0], np.cumsum(self.cards)])
         self.n, self.size = len(self.cards), int(self.offsets[-1])
-        self.binary = all(is_binary(low) and not low.extras for low in self.lowereds) and self.n > 0
+        self.binary = all(is_binary(low) and not low.extras for low in lowereds) and self.n > 0
         same = self.n > 0 and bool((self.cards == self.cards[0]).all())
         self.common = int(self.cards[0]) if same else 0
         """Labels of all variables where they agree, else 0."""
@@ -97,21 +90,15 @@ def upload(arrays: Sequence[Floats], device: TorchDevice) -> Tensor:
     if len({each.dtype for each in arrays}) > 1:
         arrays = [each.astype(np.float64) for each in arrays]
     first = from_numpy(arrays[0])
-    if all(same_memory(each, arrays[0]) for each in arrays[1:]):
+    # the same numbers, without looking at them
+    seen = [(a.__array_interface__["data"], a.dtype, a.shape, a.strides) for a in arrays]
+    if all(each == seen[0] for each in seen):
         return first.to(device).repeat(len(arrays))
     place = torch.device(device)
     total = sum(len(each) for each in arrays)
     staging = torch.empty(total, dtype=first.dtype, pin_memory=place.type == "cuda")
     torch.cat([from_numpy(each) for each in arrays], out=staging)  # on all cores
     return staging.to(place, non_blocking=True)
-
-
-def same_memory(a: Floats, b: Floats) -> bool:
-    """Whether two arrays show the same numbers without looking at them."""
-    return a is b or (
-        a.__array_interface__["data"] == b.__array_interface__["data"]
-        and (a.dtype, a.shape, a.strides) == (b.dtype, b.shape, b.strides)
-    )
 
 
 def download(values: Tensor) -> NDArray[np.float64]:
@@ -126,16 +113,10 @@ def download(values: Tensor) -> NDArray[np.float64]:
 
 
 class Blocks:
-    """Variables cut into blocks of about equal degree, none of two fields.
+    """The variables ``which``, cut into blocks of about equal degree, none of two fields.
 
-    Args:
-        which: The variables.  # (m,)
-        owner: The field of every variable.  # (n,)
-        degree: What to sort by; only its power of two counts, so that neighbors mostly stay
-            together.  # (n,)
-        block: Variables in a block.
-        fields: Number of fields.
-        exact: Sort by the degree itself, the largest first?
+    Only the power of two of a degree counts, so that neighbors mostly stay together; if ``exact``
+    the degree itself, the largest first. ``owner`` is the field of every variable.
     """
 
     def __init__(
@@ -202,13 +183,6 @@ def power_of_two(n: int) -> int:
     return 1 << max(0, int(n) - 1).bit_length()
 
 
-def processors(device: TorchDevice) -> int:
-    """Programs that surely run at the same time."""
-    if device.type != "cuda":
-        return 2**31  # the interpreter: one after another
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
 def from_numpy(values: NDArray[np.generic]) -> Tensor:
     """A tensor of an array on the host, without copying it unless it can't be written to."""
     values = np.ascontiguousarray(values)
@@ -239,21 +213,15 @@ class Tensors:
         return from_numpy(values).to(self.device, kind)
 
 
-def default_device(device: TorchDevice = None) -> TorchDevice:
-    """The requested device, else the current CUDA device, else (in the interpreter) the CPU."""
-    return find_device("cuda" if device is None else device)
-
-
 class Graphs:
     """Recorded blocks of iterations of one state, of each kind of iteration.
 
     What changes between plans (steps, temperature, tolerances) lives in tensors that the kernels
     read, so that a graph stays right when these change; what it is recorded for is in its key.
-    ``lengths`` are those of graphs in iterations, the longest first.
     """
 
-    def __init__(self, device: TorchDevice, lengths: tuple[int, ...] = LENGTHS) -> None:
-        self.device, self.lengths = device, lengths
+    def __init__(self, device: TorchDevice, many_launches: bool) -> None:
+        self.device, self.lengths = device, (*LENGTHS, 1) if many_launches else LENGTHS
         self.found: dict[tuple[Hashable, int], CudaGraph] = {}
         self.asked: dict[Hashable, int] = {}
         """Iterations so far, by key."""
@@ -261,8 +229,7 @@ class Graphs:
     def repeat(self, key: Hashable, once: Callable[[], None], n: int, capturable: bool) -> None:
         """Call ``once`` n times, through graphs where that can be."""
         if not capturable or not ENABLED or self.device.type != "cuda":
-            for _ in range(n):
-                once()
+            times(once, n)
             return
         before = self.asked.get(key, 0)
         self.asked[key] = before + n
@@ -273,19 +240,17 @@ class Graphs:
             if self.asked[key] < MIN_ITERATIONS and (key, length) not in self.found:
                 continue
             while n >= length:
-                self._graph(key, once, length).replay()
+                if (key, length) not in self.found:
+                    self.found[key, length], _ = record(partial(times, once, length))
+                self.found[key, length].replay()
                 n -= length
-        for _ in range(n):
-            once()
+        times(once, n)
 
-    def _graph(self, key: Hashable, once: Callable[[], None], length: int) -> CudaGraph:
-        if (key, length) not in self.found:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                for _ in range(length):
-                    once()
-            self.found[key, length] = graph
-        return self.found[key, length]
+
+def times(once: Callable[[], None], n: int) -> None:
+    """Call it n times."""
+    for _ in range(n):
+        once()
 
 
 @dataclass(eq=False)
@@ -320,9 +285,8 @@ class Slot:
 
     def movement(self, rule: RuleForm) -> Movement:
         """What a rule moves with; moments that it doesn't keep are left out."""
-        u = self.u if rule.kind in FIRST else None
-        v = self.v if rule.kind in SECOND else None
-        return Movement(u, v, self.step, self.safe, self.parameters)
+        moments = (self.u if rule.kind in FIRST else None, self.v if rule.kind in SECOND else None)
+        return Movement(*moments, self.step, self.safe, self.parameters)
 
 
 @dataclass
@@ -343,12 +307,7 @@ class BatchState:
 
 
 class Natural:
-    """Conversions for the variables of some fields.
-
-    Args:
-        joined: The fields.
-        device: Where they are.
-    """
+    """Conversions for the variables of some fields on a device."""
 
     def __init__(self, joined: Joined, device: TorchDevice) -> None:
         self.joined, self.device, self.binary = joined, device, joined.binary
@@ -376,11 +335,9 @@ class Natural:
         return q / self.sums(q)
 
     def sums(self, q: Tensor, empty: float = 1.0) -> Tensor:
-        """Sum of its variable's entries for each entry.
+        """Sum of its variable's entries for each entry.  # (size,) -> (size,)
 
-        Args:
-            q: # (size,)
-            empty: Instead of sums that aren't positive, to divide by; 0 leaves all as they are.
+        ``empty`` stands for sums that aren't positive, to divide by; 0 leaves all as they are.
         """
         if self.joined.common:
             rows = q.reshape(-1, self.joined.common).sum(1, keepdim=True)
@@ -389,10 +346,6 @@ class Natural:
             each = torch.segment_reduce(q, "sum", offsets=self.bounds)
             total = torch.repeat_interleave(each, self.counts, output_size=len(q))
         return total if empty == 0.0 else torch.where(total > 0, total, empty)
-
-    def plain(self, value: Tensor) -> Tensor:
-        """What differs by as much as marginals do: m, or q."""
-        return 0.5 * torch.tanh(value) if self.binary else torch.exp(-value)
 
     def most(self, flat: Tensor) -> Tensor:
         """The largest of each variable's entries.  # (n,)"""

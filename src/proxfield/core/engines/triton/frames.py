@@ -10,11 +10,11 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from proxfield.core.devices.cuda import torch
+from proxfield.core.devices.cuda import find_device, torch
 from proxfield.core.devices.tensors import TorchDevice
 from proxfield.core.engines.plan import Update
 from proxfield.core.engines.triton.batch import BatchProgram
-from proxfield.core.engines.triton.device_pack import BatchState, default_device, upload
+from proxfield.core.engines.triton.device_pack import BatchState, upload
 from proxfield.core.engines.triton.terms.base import DeviceTerm, frames_class
 from proxfield.core.lowering.lowered import Lowered
 
@@ -47,8 +47,6 @@ class FramesProgram(BatchProgram):
         if key not in self._warm:
             super().warm_up(plan, state, trace)
             self._warm.add(key)
-
-    # ---- other frames in the same program ----
 
     def set_frames(self, lowereds: list[Lowered]) -> None:
         """Replace all fields by others with the same `batch_key` that have unary energies only."""
@@ -102,7 +100,7 @@ def frames_program(
     It keeps its compiled kernels and recorded graphs for the next frames as long as the scene is
     in use. Meanwhile nobody else gets it.
     """
-    first, place = lowereds[0], default_device(device)
+    first, place = lowereds[0], find_device(device)
     key = (batch_key(first), len(lowereds), dtype)
     term = first.extras[0]
     kept: dict[Hashable, FramesProgram] = frames_class(term).kept_with(term, place)

@@ -10,20 +10,15 @@ from numpy.typing import NDArray
 
 from proxfield.core.devices.cuda import torch
 from proxfield.core.devices.tensors import Tensor, TorchDtype
-from proxfield.core.engines.triton.device_pack import (
-    SMALL_WORK,
-    Blocks,
-    Joined,
-    Slot,
-    Tensors,
-    power_of_two,
-)
+from proxfield.core.engines.triton.device_pack import Blocks, Joined, Slot, Tensors, power_of_two
 from proxfield.core.engines.triton.update import general
 from proxfield.core.engines.triton.update.kinds import RuleForm
 from proxfield.core.terms.base import Floats, Ints
 
 T = TypeVar("T")
 
+SMALL_WORK = 1 << 14
+"""Entries, tiles included, up to which one program iterates on any field that isn't binary."""
 TILE = 1024
 """Entries of a tile."""
 TABLE_TILE, TABLE_WARPS = 32, 1
@@ -122,9 +117,13 @@ class Bucket:
             pack.pair_here, joined.offsets[there], joined.cards[there], pack.pair_base
         )
         if self.own:
+            # tables as blocks read them: (rows, neighbor's label, own label, block)
             _, _, mine, at, room = blocks.slice(pack.pair_here)
-            rows = room // blocks.block
-            self.value = t.floats(in_reading_order(pack, mine, at, rows, blocks.block))
+            block, size = blocks.block, joined.common**2
+            value = np.zeros((room // block, size, block))
+            entries = pack.pair_base[mine][:, None] + np.arange(size)
+            value[at // block, :, at % block] = pack.tables[entries]
+            self.value = t.floats(value.ravel())
         here = t.ints(start, True), t.ints(length), t.ints(to), t.ints(many)
         return general.PairSlices(*here, t.ints(base, True)) if len(to) else None
 
@@ -162,21 +161,6 @@ def divisor(number: int, most: int) -> int:
         (7, 8, 1)
     """
     return max(k for k in range(1, most + 1) if number % k == 0)
-
-
-def in_reading_order(
-    pack: GeneralTensors, mine: Ints, at: Ints, rows: int, block: int
-) -> NDArray[np.float64]:
-    """Tables of pairs as blocks of variables read them, all with as many labels.
-
-    The directed edges ``mine`` are at some places of slices.  # (rows, neighbor's label, own label,
-    block), flat
-    """
-    labels = pack.joined.common
-    value = np.zeros((rows, labels * labels, block))
-    entries = pack.pair_base[mine][:, None] + np.arange(labels * labels)
-    value[at // block, :, at % block] = pack.tables[entries]
-    return value.ravel()
 
 
 class GeneralTensors:
@@ -223,8 +207,14 @@ class GeneralTensors:
         # those that slices hold are not read
         self.table = t.floats(self.tables if not self.own or self.arity else np.zeros(0))
         self.buckets = [Bucket(self, which, size) for size, which in groups if len(which)]
-        self.n_blocks = sum(b.n_blocks for b in self.buckets)
-        self._place_parts()
+        # where each field's partial sums are: buckets one after another, fields inside
+        self.starts = np.cumsum([0, *(b.n_blocks for b in self.buckets)])
+        self.n_blocks = int(self.starts[-1])
+        fields = len(joined.lowereds)
+        alone = len(self.buckets) == 1
+        first = self.buckets[0].first if alone else np.zeros(fields, dtype=np.int64)
+        count = self.buckets[0].count if alone else np.full(fields, self.n_blocks)
+        self.first, self.count = t.ints(first), t.ints(count)
 
     @property
     def coupled(self) -> bool:
@@ -245,8 +235,6 @@ class GeneralTensors:
             self.unary = own if self.n else self.tensors.floats(np.zeros(1))
         elif self.n:
             self.unary.copy_(unary)  # where recorded graphs look for them
-
-    # ---- launches ----
 
     def step(self, slot: Slot, rule: RuleForm) -> None:
         """One update of all fields that aren't done; leaves partial sums."""
@@ -276,17 +264,6 @@ class GeneralTensors:
                 SHAPE=bucket.shape, num_warps=bucket.warps,
             )  # fmt: skip
         return out
-
-    # ---- packing ----
-
-    def _place_parts(self) -> None:
-        """Where each field's partial sums are: buckets one after another, fields inside."""
-        fields = len(self.joined.lowereds)
-        self.starts = np.cumsum([0, *(b.n_blocks for b in self.buckets)])
-        alone = len(self.buckets) == 1
-        first = self.buckets[0].first if alone else np.zeros(fields, dtype=np.int64)
-        count = self.buckets[0].count if alone else np.full(fields, self.n_blocks)
-        self.first, self.count = self.tensors.ints(first), self.tensors.ints(count)
 
     def _list_tables(self) -> None:
         """Tables once for each position in them, the variable's own labels fastest."""

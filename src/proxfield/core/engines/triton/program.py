@@ -16,15 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.core.common.arrays import Array
-from proxfield.core.devices.cuda import torch
+from proxfield.core.devices.cuda import find_device, torch
 from proxfield.core.devices.tensors import Tensor, TorchDevice
 from proxfield.core.engines.base import Program, Rows, State, Tangent, softmax
 from proxfield.core.engines.numba.pack import VisitingSweeps, on_cpu
 from proxfield.core.engines.plan import Chains, Custom, Explored, Order, Plan
 from proxfield.core.engines.triton.batch import BatchProgram
 from proxfield.core.engines.triton.binary_pack import BinaryTensors
-from proxfield.core.engines.triton.device_pack import BatchState, default_device, from_numpy
-from proxfield.core.filters.triton.plans import DeviceFilter
+from proxfield.core.engines.triton.device_pack import BatchState, from_numpy
+from proxfield.core.filters.torch.plans import DeviceFilter
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.terms.base import Floats, Ints
 
@@ -60,13 +60,10 @@ class GpuProgram(Program):
     sums_in_double = True
 
     def __init__(
-        self,
-        lowered: Lowered,
-        dtype: str = "float32",
-        device: TorchDevice = None,
+        self, lowered: Lowered, dtype: str = "float32", device: TorchDevice = None,
         form: str | None = None,
-    ) -> None:
-        self.device = default_device(device)
+    ) -> None:  # fmt: skip
+        self.device = find_device(device)
         if lowered.extras:  # modules for terms are imported where there are any
             gaussian = import_module("proxfield.core.engines.triton.terms.gaussian")
             lowered = gaussian.attach(lowered, dtype, self.device)
@@ -111,8 +108,6 @@ class GpuProgram(Program):
             *(type(t) for t in self.batch.terms), *((f.kind, f.features.shape) for f in filters),
         )  # fmt: skip
 
-    # ---- states ----
-
     def start(self, q: Floats) -> State:
         return State(self.batch.start([q]))
 
@@ -127,6 +122,7 @@ class GpuProgram(Program):
     def marginals(self, state: State) -> NDArray[np.float64]:
         return self.batch.marginals_each(state.arrays)[0]
 
+    _visiting: VisitingSweeps | None = None
     _located: tuple[Ints, Tensor] | None = None
     """The last argument of `marginals_at`, and the same on the device."""
 
@@ -146,8 +142,6 @@ class GpuProgram(Program):
         self.batch.set_unary(new)
         if "_sweeper" in self.__dict__:
             self._sweeper.set_unary(self.batch.unary.to(self.batch.tensors.dtype))
-
-    # ---- updates ----
 
     def advance(self, state: State, plan: Plan, n: int, tol: float, trace: bool) -> Rows:
         if n <= 0:
@@ -186,8 +180,6 @@ class GpuProgram(Program):
             if not changes[-1] > tol:
                 break
         return Rows(np.array(energies), np.array(changes), period2)
-
-    # ---- one variable after another ----
 
     @cached_property
     def _sweeper(self) -> Sweeper:
@@ -233,14 +225,12 @@ class GpuProgram(Program):
         before = float(self.batch.free_energy_each(s)[0])
         q = self.batch.marginals_each(s)[0]
         old = q.copy()
+        if self._visiting is None:
+            terms = [on_cpu(t, self.layout, np.dtype(np.float64)) for t in self.lowered.extras]
+            self._visiting = VisitingSweeps(self.lowered, terms)
         self._visiting.sweep(q, order, plan.inverse_temperature)
         self.batch.set_marginals(s, torch.as_tensor(q).to(self.device))
         return before, float(np.abs(q - old).max(initial=0.0))
-
-    @cached_property
-    def _visiting(self) -> VisitingSweeps:
-        layout, dtype = self.layout, np.dtype(np.float64)
-        return VisitingSweeps(self.lowered, [on_cpu(t, layout, dtype) for t in self.lowered.extras])
 
     def _normalized(self, q: Tensor) -> Tensor:
         q = q.to(torch.float64)
@@ -260,8 +250,6 @@ class GpuProgram(Program):
 
     def copy(self, state: State) -> State:
         return State(self.batch.copy(state.arrays), deepcopy(state.memory))
-
-    # ---- looking ----
 
     def residual(self, state: State) -> tuple[float, float]:
         if not self.layout.n_vars:
@@ -313,8 +301,6 @@ class DeviceProducts:
         first = self.zeros(2, 2)
         _ = first @ first[0]  # loads the library for that, before anything is timed
 
-    # ---- vectors ----
-
     def zeros(self, *shape: int) -> Tensor:
         """As `numpy.zeros`, on the device."""
         return torch.zeros(shape, dtype=torch.float64, device=self.device)
@@ -333,8 +319,6 @@ class DeviceProducts:
         if not 0.0 < most < np.inf:
             return most
         return most * float(torch.linalg.vector_norm(vector / most))
-
-    # ---- the operator ----
 
     def apply(self, v: Tensor) -> Tensor:
         """P H P v.  # (size,)"""

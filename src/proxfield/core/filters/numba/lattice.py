@@ -100,9 +100,6 @@ def make_chunks(n: int, width: int = 0, most: int = CHUNK) -> Chunks:
     return Chunks(np.append(0, np.cumsum(size)), begin, end)
 
 
-# ---- filtering ----
-
-
 @parallel_kernel
 def splat(points: Points, factor: Floats, values: Floats, stride: int, rows: Floats) -> None:
     """Spread values, times each point's factor, over rows. values: flat, ``stride`` a point."""
@@ -319,9 +316,6 @@ def self_weights(
                     total += here[live[k]] ** 2
                     here[live[k]] = 0.0
                 out[i] = total
-
-
-# ---- one channel: total weights ----
 
 
 @parallel_kernel

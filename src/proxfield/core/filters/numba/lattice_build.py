@@ -44,16 +44,9 @@ def locate(
     """The simplices that a few points lie in (Adams, Baek, Davis 2010).
 
     Loops over the points are innermost, so that they become vector instructions. Positions are
-    float64; what is left of them after rounding, at most 1 in size, is float32.
-
-    Args:
-        features: (m, d), with m ≤ `BATCH`.
-        factor: Scales of the features.  # (d,)
-        code: What a coordinate counts in a key; the last one counts nothing.  # (d + 1,)
-        scale: Multiplies the weights.
-        elevated, rest, rank: As in `Scratch`.
-        key: Keys of the d + 1 corners, out.  # (d + 1, BATCH)
-        weight: Their barycentric weights, out.  # (d + 2, BATCH) float32
+    float64; what is left of them after rounding, at most 1 in size, is float32. ``factor`` scales
+    features, ``scale`` the weights; ``code`` is what a coordinate counts in a key. Keys of the
+    d + 1 corners and their barycentric weights are left in arrays laid out as in `Scratch`.
     """
     m, d = features.shape
     inverse = 1.0 / (d + 1)
@@ -161,13 +154,8 @@ class Scratch(NamedTuple):
     @classmethod
     def make(cls, chunks: int, d: int) -> Scratch:
         """Arrays for a number of chunks that are placed together, and of features."""
-        return cls(
-            np.empty((chunks, d + 2, BATCH)),
-            np.empty((chunks, d + 1, BATCH), dtype=np.float32),
-            np.empty((chunks, d + 2, BATCH), dtype=np.float32),
-            np.empty((chunks, d + 2, BATCH), dtype=np.int32),
-            np.empty((chunks, d + 1, BATCH), dtype=np.int64),
-        )
+        kinds = (2, np.float64), (1, np.float32), (2, np.float32), (2, np.int32), (1, np.int64)
+        return cls(*(np.empty((chunks, d + more, BATCH), dtype=kind) for more, kind in kinds))
 
 
 @embedded
@@ -224,17 +212,9 @@ def place(
 def regroup(
     vertex: Indices, points: Points, chunks: Chunks, total: int, row: Rows
 ) -> tuple[Indices, Ints]:
-    """Number the rows of a lattice anew, for other chunks.
+    """Number the rows of a lattice anew, for other chunks, into ``row`` (see `Points.row`).
 
-    Args:
-        vertex: Of each row.
-        points: As they are.
-        chunks: As they shall be.
-        total: Vertices.
-        row: As `Points.row`, out.
-
-    Returns:
-        Vertex of each new row, and the first row of each chunk.
+    Returns the vertex of each new row, and the first row of each chunk.
     """
     corners = row.shape[1]
     whose = np.empty(row.shape, dtype=np.uint32)
@@ -302,9 +282,6 @@ def find_neighbors(table: Table, keys: Ints, stride: Ints, near: NDArray[np.int3
                     near[other, axis, 0] = i
 
 
-# ---- vertices between touched ones, which no point touches ----
-
-
 def renumber(beside: Indices) -> Indices:
     """Number vertices breadth first: neighbors then lie near each other in memory.
 
@@ -330,13 +307,8 @@ def find_missed(
     """Vertices that touched ones (with these keys) miss; returns how many.
 
     Mass that is blurred into a vertex that isn't there is lost, so the ones that are missed often
-    are added.
-
-    Args:
-        near: Their neighbors, −1 for none; −2 − k becomes the k-th missed one.
-            # (touched, axes, 2)
-        missed: Keys of the missed ones, out.
-        times: How often each is missed, out; 0 before.
+    are added. In ``near`` −1 stands for no neighbor; −2 − k becomes the k-th missed one, whose key
+    and number of times go to ``missed`` and ``times``.
     """
     n, axes, _ = near.shape
     table = np.full(SLOTS, FREE, dtype=np.int32)
@@ -363,12 +335,10 @@ def find_missed(
 def link_touched(
     near: NDArray[np.int32], added: NDArray[np.int32], beside: NDArray[np.int32]
 ) -> None:
-    """Neighbors of touched vertices, and what these are to added ones.
+    """Neighbors of touched vertices, and what these are to added ones, into ``beside``.
 
-    Args:
-        near: As from `find_missed`.
-        added: Number of each vertex that is missed, or −1 if it isn't added.
-        beside: Neighbors of all vertices, out; −1 before, and then for none.  # (axes, vertices, 2)
+    added: Number of each vertex that is missed, or −1 if it isn't added.
+    beside: −1 before, and then for none.  # (axes, vertices, 2)
     """
     n, axes, _ = near.shape
     for task in numba.prange((n + VERTICES - 1) // VERTICES):

@@ -182,15 +182,6 @@ def _diagonal(features: Tensor, filter: str) -> Tensor:
     return PLANS.get(features, filter).diagonal().to(features.dtype, copy=True)
 
 
-def _no_change(ctx: AutogradContext, *tangents: Tensor | None) -> Tensor:
-    (constant,) = ctx.saved_tensors
-    return torch.zeros_like(constant)
-
-
-def _constant(ctx: AutogradContext, inputs: tuple[object, ...], output: Tensor) -> None:
-    ctx.save_for_forward(output)
-
-
 FILTER = Op(
     "gaussian_filter", "(Tensor features, Tensor values, str filter) -> Tensor",
     _filter, lambda features, values, filter: values.new_empty(values.shape),
@@ -203,5 +194,7 @@ PULL = Op(
 DIAGONAL = Op(
     "gaussian_diagonal", "(Tensor features, str filter) -> Tensor",
     _diagonal, lambda features, filter: features.new_empty(features.shape[:2]),
-    _constant, lambda ctx, grad: (None, None), images=((0,), (), (True,)), jvp=_no_change,
+    lambda ctx, inputs, output: ctx.save_for_forward(output),
+    lambda ctx, grad: (None, None), images=((0,), (), (True,)),
+    jvp=lambda ctx, *tangents: torch.zeros_like(ctx.saved_tensors[0]),
 )  # fmt: skip

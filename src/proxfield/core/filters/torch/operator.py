@@ -27,12 +27,6 @@ class PlannedOperator(Operator):
         self.shape = features.shape
         super().__init__(PLANS.get(features, filter), normalization, self_message)
 
-    def pull(self, v: Tensor, b: Tensor) -> Tensor:
-        """`FeatureGradient` of one pair.  # (B, n, c), (B, n, c) -> (Bf, n, d)"""
-        out = FeatureGradient(self)
-        out.add(v, b)
-        return out.total()
-
 
 class FeatureGradient:
     """Sums gradients of Σ_ij a_ij v_i·b_j with respect to the features, over several (v, b).

@@ -112,18 +112,10 @@ class Op:
     """
 
     def __init__(
-        self,
-        name: str,
-        schema: str,
-        kernel: Function,
-        shape: Function,
-        context: Function,
-        backward: Function,
-        *,
+        self, name: str, schema: str, kernel: Function, shape: Function, context: Function,
+        backward: Function, *, repeated: Function | None = None, jvp: Function | None = None,
         images: tuple[tuple[int, ...], tuple[int, ...], tuple[bool, ...]] | None = None,
-        repeated: Callable[[list[Any]], list[Any]] | None = None,
-        jvp: Function | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.name, self.context, self.backward, self.jvp = name, context, backward, jvp
         self.images, self.repeated = images, repeated
         if torch is None or not hasattr(torch.library, "custom_op"):
@@ -150,8 +142,9 @@ class Op:
         if self.images is None or not {*batched} <= {*own, *shared}:
             args = self.repeated(args) if self.repeated else args
             (flat, layout), where = flatten(args), flatten(dims)[0]
+            picked = list(zip(flat, where, strict=True))
             found = [
-                self(*unflatten(map(_select, flat, where, [k] * len(flat)), layout))
+                self(*unflatten([x if d is None else x.select(d, k) for x, d in picked], layout))
                 for k in range(size)
             ]
             if not found:
@@ -194,10 +187,6 @@ def flatten(nested: Any) -> tuple[list[Any], Any]:
 def unflatten(flat: Iterable[Any], layout: Any) -> Any:
     """The inverse of `flatten`."""
     return torch.utils._pytree.tree_unflatten(list(flat), layout)
-
-
-def _select(x: Any, dim: int | None, k: int) -> Any:
-    return x if dim is None else x.select(dim, k)
 
 
 def _merge(x: Tensor, dim: int | None, size: int, count: int, shared: bool) -> Tensor:

@@ -6,17 +6,21 @@ alive, so that all iterations of a forward pass, and the backward pass, share on
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
-from proxfield.core.devices.cuda import torch, triton
-from proxfield.core.devices.tensors import Tensor, TorchDtype
+from proxfield.core.common.arrays import Floats
+from proxfield.core.devices.cuda import need, torch, triton
+from proxfield.core.devices.tensors import Tensor, TorchDevice, TorchDtype
 from proxfield.core.filters.geometry import Blur
 from proxfield.core.filters.plan import SMALLEST_MASS, HostPlan, Plan, choose, make_filter
 from proxfield.core.filters.triton.lattice import LatticePlan
+from proxfield.core.filters.triton.segments import has_kernels
 
 MAX_STORED_WEIGHTS = 1 << 25
 """Weights up to which a plain plan keeps them all (128 MB in float32)."""
@@ -26,6 +30,19 @@ TOLERANCE = 1e-6
 """Pairs with a smaller weight may be left out by the exact filter in float32."""
 BLOCK = 1 << 22
 """Weights that are recomputed at a time where they aren't kept."""
+MAX_EXACT_SECONDS = 0.25
+"""Longest that one application of the exact filter may take for ``filter="auto"`` to choose it."""
+PAIRS_PER_SECOND = 3e12
+"""That `ExactPlan` computes on an H200 (3.1e12 to 3.2e12 measured on images)."""
+BLOCKED_PAIRS_PER_SECOND = 2e10
+"""That `PlainPlan` computes there in float64, by counting passes over memory: 10 of 8 bytes."""
+MATRIX_POINTS = 2048
+"""Points up to which the kernel is held as a matrix of float64: 32 MiB."""
+PADDING = 2.0
+"""About how many pairs the exact plan computes for each one over the tolerance (1.2 to 2.2 measured
+on images)."""
+SAMPLE_POINTS = 64
+"""Points whose neighbors are counted to estimate how many pairs there are."""
 
 
 def fold(values: Tensor, images: int) -> Tensor:
@@ -42,25 +59,11 @@ def unfold(folded: Tensor, images: int) -> Tensor:
     return folded.reshape(folded.shape[1], images, -1).transpose(0, 1)
 
 
-def squared_distances(x: Tensor, y: Tensor) -> Tensor:
-    """‖x_i − y_j‖² from differences: norms and products would cancel.  # (B, m, d), (B, n, d)"""
-    if not x.is_cuda:
-        gap = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
-        return gap.square_()
-    out = x.new_zeros((len(x), x.shape[1], y.shape[1]))
-    for k in range(x.shape[2]):  # torch.cdist launches a block of threads for each pair there
-        gap = x[:, :, None, k] - y[:, None, :, k]
-        out.addcmul_(gap, gap)
-    return out
-
-
 class PlainPlan(Plan):
     """K itself, kept or recomputed some rows at a time: exact, on any device of torch.
 
-    Args:
-        features: Features in units of standard deviations.  # (n, d) or (Bf, n, d)
-        dtype: Type of weights and sums; that of the features by default.
-        stored: Maximum number of weights that are kept.
+    Weights and sums are of a type, by default that of the features, (n, d) or (Bf, n, d). At most
+    ``stored`` weights are kept.
     """
 
     name = "exact"
@@ -77,14 +80,17 @@ class PlainPlan(Plan):
         if self.images * self.n**2 <= stored:
             self.stored = self.weights(slice(0, self.n))
 
-    @property
-    def nbytes(self) -> int:
-        held = [x for x in (self.features, self.stored) if x is not None]
-        return sum(int(x.numel() * x.element_size()) for x in held)
-
     def weights(self, rows: Tensor) -> Tensor:
         """Some rows of K: exp(−½‖f_i − f_j‖²).  # a slice or (m,) -> (Bf, m, n)"""
-        square = squared_distances(self.features[:, rows], self.features)
+        x, y = self.features[:, rows], self.features
+        # from differences: norms and products would cancel
+        if not x.is_cuda:
+            square = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist").square_()
+            return square.mul_(-0.5).exp_()
+        square = x.new_zeros((len(x), x.shape[1], y.shape[1]))
+        for k in range(x.shape[2]):  # torch.cdist launches a block of threads for each pair there
+            gap = x[:, :, None, k] - y[:, None, :, k]
+            square.addcmul_(gap, gap)
         return square.mul_(-0.5).exp_()
 
     def _rows(self) -> Iterator[tuple[slice, Tensor]]:
@@ -154,10 +160,6 @@ class PerImage(Plan):
         self.kind = {"dtype": features.dtype, "device": features.device}
         self.plans = plans
 
-    @property
-    def nbytes(self) -> int:
-        return sum(p.nbytes for p in self.plans)
-
     def ones(self) -> Tensor:
         return torch.ones((self.images, self.n, 1), **self.kind)
 
@@ -176,40 +178,32 @@ class PerImage(Plan):
 
 
 class TritonPlan(PerImage):
-    """One `ExactPlan` for each image: errors of about 1e-4, at the speed of the GPU.
-
-    Pairs with a weight below ``tolerance`` may be left out.  # features: (Bf, n, d)
-    """
+    """One `ExactPlan` for each image, fast and with errors of about 1e-4.  # (Bf, n, d)"""
 
     name = "exact"
 
-    def __init__(self, features: Tensor, tolerance: float = TOLERANCE) -> None:
+    def __init__(self, features: Tensor) -> None:
         from proxfield.core.filters.triton.exact import ExactPlan
 
         # a copy, so that what happens to the tensor doesn't matter; centered for precision
         points = features - features.mean(dim=1, keepdim=True)
-        super().__init__(points, [ExactPlan(f, tolerance) for f in points])
+        super().__init__(points, [ExactPlan(f, TOLERANCE) for f in points])
 
     def diagonal(self) -> Tensor:
         return self.ones()[..., 0]
 
 
-@contextmanager
-def torch_threads() -> Iterator[None]:
+def torch_threads() -> AbstractContextManager[object]:
     """Run compiled kernels on as many threads as torch uses."""
     from proxfield.core.compiled.jit import thread_count
 
-    with thread_count(torch.get_num_threads()):
-        yield
+    return thread_count(torch.get_num_threads())
 
 
 class HostLattice(Plan):
     """The CPU's compiled lattice for tensors there, whose memory it reads without a copy.
 
-    As many threads work on it as torch uses (``torch.set_num_threads``).
-
-    Args:
-        features: On the CPU.  # (n, d)
+    As many threads work on it as torch uses (``torch.set_num_threads``).  # features: (n, d)
     """
 
     name = "lattice"
@@ -219,10 +213,6 @@ class HostLattice(Plan):
         """Centered, for the precision of `pull`.  # (n, d)"""
         with torch_threads():
             self.plan: HostPlan = make_filter("lattice", features.numpy())
-
-    @property
-    def nbytes(self) -> int:
-        return self.plan.nbytes + int(self.features.numel() * self.features.element_size())
 
     def ones(self) -> Tensor:
         return torch.ones((self.plan.n, 1), dtype=torch.float64)
@@ -262,9 +252,7 @@ class Lattices(PerImage):
     The values' gradient is exact, since K is symmetric. The features' is that of the Gaussian
     which the lattice approximates, with its sums over pairs computed by the lattice: the
     lattice itself is continuous, but piecewise linear in the features between its vertices.
-
-    Args:
-        features: # (Bf, n, d)
+    # features: (Bf, n, d)
     """
 
     name = "lattice"
@@ -294,9 +282,6 @@ class DeviceLattice(LatticePlan):
     def pull(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         return pull_by_moments(self.apply, self.features - self.features.mean(dim=0), a, b)
 
-    def diagonal(self) -> Tensor:
-        return super().diagonal() if self.n else self.ones()[:, 0]
-
 
 def pull_by_moments(
     apply: Callable[[Tensor], Tensor], features: Tensor, a: Tensor, b: Tensor
@@ -321,22 +306,14 @@ def on_triton(features: Tensor) -> bool:
 
 
 def make_plan(
-    features: Tensor,
-    kind: str = "exact",
-    *,
-    tiled: bool | None = None,
-    dtype: TorchDtype | None = None,
-    tolerance: float = TOLERANCE,
-    blur: Blur | None = None,
-) -> Plan:
-    """A plan over tensors.
+    features: Tensor, kind: str = "exact", *, tiled: bool | None = None,
+    dtype: TorchDtype | None = None, blur: Blur | None = None,
+) -> Plan:  # fmt: skip
+    """A plan, exact or a lattice, over features in standard deviations.  # (n, d) or (Bf, n, d)
 
     Args:
-        features: Features in units of standard deviations.  # (n, d) or (Bf, n, d)
-        kind: "exact" or "lattice".
         tiled: Use Triton's kernels for the exact filter, in float32; by default where they serve.
         dtype: Type in which the exact filter computes without them; the features' by default.
-        tolerance: As for `TritonPlan`.
         blur: That of one set of points' lattice, if it isn't to choose.
     """
     if kind == "lattice" and features.ndim == 3:
@@ -346,25 +323,99 @@ def make_plan(
     if not (on_triton(features) if tiled is None else tiled):
         return PlainPlan(features, dtype)
     if features.ndim == 3:
-        return TritonPlan(features, tolerance)
+        return TritonPlan(features)
     from proxfield.core.filters.triton.exact import ExactPlan
 
-    return ExactPlan(features, tolerance)
+    return ExactPlan(features, TOLERANCE)
+
+
+def estimated_pairs(features: Tensor, tolerance: float) -> float:
+    """About how many pairs an `ExactPlan` computes, from the neighbors of a few points."""
+    n = len(features)
+    some = features[:: -(-n // SAMPLE_POINTS)].to(torch.float32)
+    reach = math.sqrt(-2.0 * math.log(tolerance))
+    near = (torch.cdist(some, features.to(torch.float32)) <= reach).sum()
+    return min(1.0, PADDING * float(near) / (len(some) * n)) * float(n) ** 2
+
+
+def choose_kind(name: str, features: Tensor, double: bool) -> str:
+    """ "exact" or "lattice"; "auto" is exact up to `MAX_EXACT_SECONDS` per application.
+
+    Without a GPU "auto" means what it means on the CPU.
+    """
+    n = len(features)
+    if name != "auto" or not features.is_cuda:
+        return choose(name, n)
+    rate = BLOCKED_PAIRS_PER_SECOND if double or not has_kernels(features) else PAIRS_PER_SECOND
+    if float(n) ** 2 <= MAX_EXACT_SECONDS * rate:  # whatever the points are
+        return "exact"
+    if rate == BLOCKED_PAIRS_PER_SECOND:
+        return "lattice"
+    few = estimated_pairs(features, TOLERANCE) <= MAX_EXACT_SECONDS * rate
+    return "exact" if few else "lattice"
+
+
+class DeviceFilter(HostPlan):
+    """A plan on a device over features of the host: both then have the same operator.  # (n, d)
+
+    ``kind`` may be "auto", and ``blur`` is that of the lattice, if it isn't to choose.
+    """
+
+    def __init__(
+        self, features: Floats, kind: str, double: bool, device: TorchDevice,
+        blur: Blur | None = None,
+    ) -> None:  # fmt: skip
+        need("torch")
+        writable = features if features.flags.writeable else features.copy()  # torch insists
+        self.features = torch.from_numpy(writable).to(device)
+        """On the device, as given.  # (n, d)"""
+        self.kind = choose_kind(kind, self.features, double)
+        self.n = len(features)
+        tiled = not double and has_kernels(self.features) and self.n > MATRIX_POINTS
+        self.plan = make_plan(self.features, self.kind, tiled=tiled, dtype=torch.float64, blur=blur)
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """The kind of filter."""
+        return self.kind
+
+    @cached_property
+    def device_mass(self) -> Tensor:
+        """Total weights, on the device.  # (n, 1)"""
+        return self.plan.mass()
+
+    def mass(self) -> Floats:
+        return np.array(self.device_mass.cpu().numpy())
+
+    def apply(self, values: Floats) -> Floats:
+        given = torch.from_numpy(np.ascontiguousarray(values))
+        out = self.plan.apply(given.to(self.features.device))
+        return np.array(out.cpu().numpy(), dtype=values.dtype)
+
+    def pull(self, a: Floats, b: Floats) -> tuple[Floats, Floats]:
+        place = self.features.device
+        given = (torch.from_numpy(np.ascontiguousarray(x)).to(place) for x in (a, b))
+        gradient, totals = self.plan.pull(*given)
+        return gradient.cpu().numpy(), totals.cpu().numpy()
+
+    def diagonal(self) -> NDArray[np.float64]:
+        return self._diagonal
+
+    @cached_property
+    def _diagonal(self) -> NDArray[np.float64]:
+        return np.asarray(self.plan.diagonal().cpu().numpy(), dtype=np.float64)
 
 
 def resolve(name: str, features: Tensor) -> str:
     """ "auto" resolved to "exact" or "lattice", by the device and the number of points.
 
     As for a `proxfield.Gaussian` term on the CPU and on CUDA; elsewhere always exact.
-
-    features: # (Bf, n, d)
+    # (Bf, n, d)
     """
     if name != "auto":
         return choose(name, features.shape[1])
     if features.device.type not in ("cpu", "cuda") or not len(features):
         return "exact"
-    from proxfield.core.filters.triton.plans import choose_kind
-
     return choose_kind(name, features[0], features.dtype == torch.float64)
 
 
@@ -383,7 +434,9 @@ class Remembered:
         kind = resolve(name, features)
         alive = [e for e in self.entries if not e[0].expired()]
         for k, (_, held, plan) in enumerate(alive):
-            if plan.name == kind and self._same(held, features):
+            alike = (held.dtype, held.device) == (features.dtype, features.device)
+            # of one shape, too
+            if plan.name == kind and alike and bool(torch.equal(held, features)):
                 alive.append(alive.pop(k))  # the latest used last
                 self.entries = alive
                 return plan
@@ -394,11 +447,6 @@ class Remembered:
             alive.pop(0)
         self.entries = alive
         return plan
-
-    @staticmethod
-    def _same(held: Tensor, features: Tensor) -> bool:
-        alike = (held.dtype, held.device) == (features.dtype, features.device)
-        return alike and bool(torch.equal(held, features))  # of one shape, too
 
 
 PLANS = Remembered()

@@ -12,6 +12,7 @@ large but multiples of one small number, so they cancel without error; the secon
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from proxfield.core.devices.cuda import constexpr, jit, tl, torch
@@ -135,14 +136,10 @@ def encode_in_order(
 ) -> tuple[Tensor, Tensor]:
     """Rows left_i and right_j with left_i · right_j = bias − ½‖x_i − x_j‖², in an order.
 
-    Args:
-        points: With no coordinate over ``MAX_COORDINATE`` in size.  # (n, d) float64
-        order: Numbers of points; n or more stands for the last one.  # (padded,)
-        more: Rows after these, for points at 0.
-        extents: Largest size of each coordinate.  # (d,)
-        bias: A small whole number.
-        scaled: Whether products are 1024 times exponents, plus `ORIGIN`. The first bracket alone
-            then gives them of points rounded to the grid, less the half.
+    ``extents`` are the largest sizes of each coordinate, none over `MAX_COORDINATE`. In ``order`` n
+    or more stands for the last point; ``more`` rows for points at 0 follow. If ``scaled`` products
+    are 1024 times exponents, plus `ORIGIN`; the first bracket alone then gives them of points
+    rounded to the grid, less the half.  # (n, d) float64
     """
     n, d = points.shape
     total, first, cross = slots(d, max(extents))
@@ -162,18 +159,16 @@ def encode_in_order(
 
 def grids(d: int, largest: float) -> tuple[float, float]:
     """What coordinates are rounded to multiples of, and what the first part of ½‖xₕ‖² is."""
-    step = 2.0 ** (max(0, _exponent(largest)) - BITS)
+    step = 2.0 ** (_exponent(largest) - BITS)
     return step, 2.0 ** max(0, _exponent(0.5 * d * largest * largest) - 15)
 
 
 def _exponent(value: float) -> int:
-    """The smallest e with value ≤ 2^e.
+    """The smallest e ≥ 0 with value ≤ 2^e.
 
     Example:
         >>> _exponent(4.0), _exponent(4.1), _exponent(0.0)
         (2, 3, 0)
     """
-    e = 0
-    while value > 2.0**e:
-        e += 1
-    return e
+    significand, e = math.frexp(value)
+    return max(0, e - (significand == 0.5))

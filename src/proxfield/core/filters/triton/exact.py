@@ -36,6 +36,15 @@ CHANNELS = 64
 """Maximum number of channels in one pass."""
 ITEMS = 1 << 14
 """About how many partial sums are held at a time."""
+PAIRS = 64
+"""Maximum number of channels of ``a`` (and of ``b``) in one pass of `ExactPlan.pull`."""
+SHARED_MEMORY = 120_000
+"""Bytes of shared memory that a program with so many channels takes; with half of them, half."""
+
+
+def as_tf32(x: Tensor) -> Tensor:
+    """Float32 numbers rounded to the 11 bits that tensor cores use."""
+    return ((x.contiguous().view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
 
 
 @dataclass(frozen=True)
@@ -101,13 +110,8 @@ class ExactPlan(Plan):
     that are less than an estimated `DROPPED_SHARE` of a row's weights. Weights under 2^-5.5 between
     points and compact blocks are those of the block's center. Weights and values are rounded to
     float16, sums are float32. Errors, also those of symmetry, are about 1e-4 of Σ_j k_ij |v_j|.
-    Two applications to the same values give the same bits.
-
-    Args:
-        features: A floating-point tensor on a CUDA device, in units of standard deviations; any
-            number of columns, and any distances.  # (n, d)
-        tolerance: Pairs with a smaller weight may be left out in any case.
-        tiles: How the work is cut.
+    Two applications to the same values give the same bits. Features, in units of standard
+    deviations, may have any number of columns and any distances.  # (n, d)
     """
 
     name = "exact"
@@ -158,9 +162,14 @@ class ExactPlan(Plan):
         limits = order.limits(shares, reach, DROPPED_SHARE, FAR_SHARE if self.scaled else 0.0)
         spread = self._encode_blocks(coarse, extents)
         self._list(order.Near(coarse, t.row, t.box, t.block, limits, spread))
+        near, far = "near", "far"  # how `kernels.weights_of` makes weights of products
+        if not interpreted():
+            near, far = kernels.bits_assembly(EXPONENTIALS, True), kernels.bits_assembly(0, False)
+        if not self.scaled:
+            near, far = "" if interpreted() else kernels.exp2_assembly(POLYNOMIALS), ""
         self.shape = kernels.FilterShape(
             self.d, self.encoded.left.shape[1], encode.first_slots(self.d), BIAS, self.dot,
-            self._assembly(), self._assembly(far=True) if self.far_pairs else "",
+            near, far if self.far_pairs else "",
             FAR_SCALE * t.block, t.row, t.column, t.block,
         )  # fmt: skip
 
@@ -225,22 +234,6 @@ class ExactPlan(Plan):
         self.pairs = total * t.block * t.row
         self.far_pairs = int(items.far.sum()) * t.block * t.row
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes the plan holds; an application needs up to 300 MB more for 32 channels."""
-        if not self.n:
-            return 0
-        held = (self.order, *self.encoded[:3], self.centers, self.blocks)
-        return sum(int(x.numel() * x.element_size()) for x in held)
-
-    def _assembly(self, far: bool = False) -> str:
-        """How `kernels.weights_of` makes weights of this plan's products."""
-        if not self.scaled:
-            return "" if interpreted() or far else kernels.exp2_assembly(POLYNOMIALS)
-        if interpreted():
-            return "far" if far else "near"
-        return kernels.bits_assembly(0 if far else EXPONENTIALS, not far)
-
     def ones(self) -> Tensor:
         return torch.ones((self.n, 1), device=self.device)
 
@@ -248,10 +241,80 @@ class ExactPlan(Plan):
         return self.ones()[:, 0]
 
     def pull(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        from proxfield.core.filters.triton.pull import pull
+        """See `Plan.pull`. Errors are about 1e-3 of the sums of absolute values.
 
-        points = self.features.to(torch.float32)
-        return pull(self, points - points.mean(dim=0), a, b)
+        With w_ij = k_ij (a_i·b_j + b_i·a_j) it is Σ_j w_ij (f_j − f_i): one pass over the pairs
+        gives both sums of it. Filtering f_j times the values would take a pass per feature.
+        """
+        n, d = self.n, self.d
+        features = self.features.to(torch.float32)
+        features = features - features.mean(dim=0)  # the nearer to 0, the smaller the errors
+        if not n or not a.shape[1]:
+            return torch.zeros_like(features), features.new_zeros((n, 1))
+        # in two parts, and ones, in the plan's order; 0 for points that aren't there
+        width = max(16, 1 << (2 * d).bit_length())
+        moments = features.new_zeros((width, self.padded + self.tiles.block))
+        real = self.order < n
+        mine = features[self.order.clamp(max=n - 1)].T * real  # (d, padded)
+        high = as_tf32(mine)
+        moments[:d, : self.padded] = high
+        moments[d : 2 * d, : self.padded] = as_tf32(mine - high)
+        moments[2 * d, : self.padded] = real
+        sums = features.new_zeros((n, width))
+        # one scale for all channels, since their products are added
+        tiny = torch.finfo(torch.float32).tiny
+        most_a, most_b = a.abs().amax().clamp(min=tiny), b.abs().amax().clamp(min=tiny)
+        together = PAIRS
+        if features.is_cuda:
+            found = torch.cuda.get_device_properties(features.device)
+            if getattr(found, "shared_memory_per_block_optin", 0) < SHARED_MEMORY:
+                together = PAIRS // 2
+        for start in range(0, a.shape[1], together):
+            some = slice(start, start + together)
+            sums += self._pull(moments, a[:, some] / most_a, b[:, some] / most_b)
+        # values of size 1 are held times 2^(PEAK - 1), weights times 2^BIAS
+        sums = sums * (most_a * most_b * 2.0 ** (-2 * (PEAK - 1) - BIAS))
+        seen = sums[:, :d] + sums[:, d : 2 * d]
+        total = sums[:, 2 * d : 2 * d + 1]
+        return seen - features * total, total
+
+    def _pull(self, moments: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        """Scaled sums Σ_j k_ij (a_i·b_j + b_i·a_j) m_j of values up to 1.  # (n, moments)"""
+        t = self.tiles
+        n, c = a.shape
+        half = max(16, 1 << (c - 1).bit_length())
+        values = a.new_zeros((n, 2 * half))
+        values[:, :c] = a
+        values[:, half : half + c] = b
+        _, packed, _ = self._packed(values, values.new_ones(2 * half), 0)
+        width = len(moments)
+        partial = values.new_empty((max(count for *_, count in self.batches), t.row, width))
+        out = values.new_empty((n, width))
+        some = min(32, t.row)
+        for low, high, first, count in self.batches:
+            kernels.pull_tiles[(count,)](
+                self.encoded, packed, moments, self.blocks, self.items, partial, first,
+                H=half, M=width, SHAPE=self.shape._replace(far=""), num_warps=8, num_stages=2,
+            )  # fmt: skip
+            kernels.add_moments[(high - low, t.row // some)](
+                partial, self.first_item, low, self.order, out, n, M=width, BM=t.row, ROWS=some
+            )
+        return out
+
+    def _packed(
+        self, values: Tensor, most: Tensor, group: int
+    ) -> tuple[kernels.Channels, Tensor, Tensor]:
+        """Values as `kernels.pack` leaves them, with means of blocks of ``group`` points."""
+        n, c = values.shape
+        width = max(16, 1 << (c - 1).bit_length())
+        rows = (self.padded + self.tiles.block) // 64 * 64 + 64
+        packed = values.new_empty((rows, width), dtype=torch.float16)
+        means = values.new_empty((rows // self.tiles.block, width), dtype=torch.float16)
+        given = kernels.Channels(values, self.order, most, n, c)
+        kernels.pack[(rows // 64,)](
+            given, packed, self.factors, means, self.padded, PEAK=PEAK, C=width, ROWS=64, G=group
+        )
+        return given, packed, means
 
     def apply(self, values: Tensor, most: Tensor | None = None) -> Tensor:
         """K @ values, which are finite.  # (n, c) -> (n, c) float32
@@ -275,17 +338,8 @@ class ExactPlan(Plan):
 
     def _apply(self, values: Tensor, most: Tensor) -> Tensor:
         t = self.tiles
-        n, c = values.shape
-        width = max(16, 1 << (c - 1).bit_length())
-        out = torch.empty_like(values)
-        rows = (self.padded + t.block) // 64 * 64 + 64
-        packed = values.new_empty((rows, width), dtype=torch.float16)
-        means = values.new_empty((rows // t.block, width), dtype=torch.float16)
-        given = kernels.Channels(values, self.order, most, n, c)
-        kernels.pack[(rows // 64,)](
-            given, packed, self.factors, means, self.padded,
-            PEAK=PEAK, C=width, ROWS=64, G=t.block if self.far_pairs else 0,
-        )  # fmt: skip
+        given, packed, means = self._packed(values, most, t.block if self.far_pairs else 0)
+        out, width = torch.empty_like(values), packed.shape[1]
         largest = max(count for *_, count in self.batches)
         partial = values.new_empty((largest, t.row, width))
         # with at most 128 registers a thread, four programs share a multiprocessor
@@ -293,9 +347,8 @@ class ExactPlan(Plan):
         some = min(32, t.row)
         for low, high, first, count in self.batches:
             kernels.filter_tiles[(count,)](
-                self.encoded, packed, kernels.FarBlocks(self.centers, means), self.blocks,
-                self.items, partial, first, C=width, SHAPE=self.shape,
-                num_warps=4, num_stages=3, maxnreg=registers,
+                self.encoded, packed, self.centers, means, self.blocks, self.items, partial, first,
+                C=width, SHAPE=self.shape, num_warps=4, num_stages=3, maxnreg=registers,
             )  # fmt: skip
             kernels.add_up[(high - low, t.row // some)](
                 partial, self.first_item, low, given, packed, out,

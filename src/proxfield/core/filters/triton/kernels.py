@@ -39,13 +39,6 @@ class EncodedPoints(NamedTuple):
     n: int
 
 
-class FarBlocks(NamedTuple):
-    """Centers of blocks, and mean values of their points."""
-
-    centers: Tensor
-    means: Tensor
-
-
 class ItemLists(NamedTuple):
     """A row tile and a piece of its list of blocks, for each item; far ones come first."""
 
@@ -72,9 +65,6 @@ def exp2_assembly(polynomials: int) -> str:
     every eight are a polynomial of degree 3 (relative error 7.5e-5) for the fraction, and an
     addition to the exponent's bits for the whole part. Inputs below −100 count as −100: 0 in
     float16.
-
-    Args:
-        polynomials: How many of eight.
     """
     apart = [8 * k // polynomials for k in range(polynomials)] if polynomials else []
     lines = ["{", ".reg .f32 y<8>, t, n, r, p;", ".reg .b32 m, o;"]
@@ -201,13 +191,13 @@ def by_differences(encoded, rows, cols, SHAPE: constexpr):
 
 @jit
 def filter_tiles(
-    encoded, values, far_blocks, blocks, items, partial, first, C: constexpr, SHAPE: constexpr
+    encoded, values, centers, means, blocks, items, partial, first, C: constexpr, SHAPE: constexpr
 ):
     """partial = Σ_j 2^(BIAS + e_ij) v_j over the blocks of each item, e_ij ≤ 0.
 
-    The far blocks come first, if there are any: each as one point at its center with its mean
-    value, exponents from the first bracket alone (see `encode`), 2^f as 1 + f, and a scale, which
-    makes that right on average.
+    The far blocks come first, if there are any: each as one point at its center with the mean
+    value of its points, exponents from the first bracket alone (see `encode`), 2^f as 1 + f, and
+    a scale, which makes that right on average.
     """
     BM: constexpr = SHAPE.row
     BN: constexpr = SHAPE.column
@@ -232,8 +222,8 @@ def filter_tiles(
             cols = block
             # the next round's: the copies into shared memory would wait for their addresses
             block = tl.load(mine + k + BN + at)
-            v = tl.load(far_blocks.means + cols[:, None] * C + channel[None, :])
-            b = tl.load(far_blocks.centers + cols[:, None] * K + few[None, :])
+            v = tl.load(means + cols[:, None] * C + channel[None, :])
+            b = tl.load(centers + cols[:, None] * K + few[None, :])
             total = tl.dot(weights_of(tl.dot(a, b.T), FAR), v, total)
         total *= SHAPE.scale
     if SHAPE.dot:
@@ -317,3 +307,66 @@ def add_up(
     v -= rounded * power_of_two(e - PEAK)[None, :]
     v += total * power_of_two(e - PEAK - BIAS)[None, :]
     tl.store(out + point[:, None] * given.c + channel[None, :], v, mask=real)
+
+
+@jit
+def pull_tiles(
+    encoded, values, moments, blocks, items, partial, first,
+    H: constexpr, M: constexpr, SHAPE: constexpr,
+):  # fmt: skip
+    """partial = Σ_j 2^(BIAS + e_ij) (a_i·b_j + b_i·a_j) m_j; see `filter_tiles`.
+
+    Rows of ``values`` are (a, b), of H channels each; those of ``moments`` are m, by columns.
+    """
+    BM: constexpr = SHAPE.row
+    BN: constexpr = SHAPE.column
+    G: constexpr = SHAPE.block
+    K: constexpr = SHAPE.slots
+    NEAR: constexpr = SHAPE.near
+    place = tl.program_id(0)
+    item = first + place
+    rows = tl.load(items.row + item) * BM + tl.arange(0, BM)
+    at = tl.arange(0, BN)
+    slot = tl.arange(0, K)
+    channel = tl.arange(0, 2 * H)
+    other = (channel + H) % (2 * H)  # (b, a)
+    moment = tl.arange(0, M)
+    mine = tl.load(values + rows[:, None] * (2 * H) + channel[None, :])
+    if SHAPE.dot:
+        a = tl.load(encoded.left + rows[:, None] * K + slot[None, :])
+    total = tl.zeros((BM, M), tl.float32)
+    block_list = blocks + tl.load(items.start + item)
+    block = tl.load(block_list + at // G)
+    for k in range(0, tl.load(items.count + item), BN // G):
+        cols = block * G + at % G
+        block = tl.load(block_list + k + BN // G + at // G)  # of the next round
+        v = tl.load(values + cols[:, None] * (2 * H) + other[None, :])
+        m = tl.load(moments + moment[:, None] * encoded.n + cols[None, :])
+        if SHAPE.dot:
+            b = tl.load(encoded.right + cols[:, None] * K + slot[None, :])
+            s = tl.dot(a, b.T)
+        else:
+            s = by_differences(encoded, rows, cols, SHAPE)
+        w = tl.dot(mine, v.T) * weights_of(s, NEAR).to(tl.float32)
+        # tensor cores cut the last bits off: rounded here, errors don't all have one sign
+        w = ((w.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+        total = tl.dot(w, m.T, total)
+    to = partial + place.to(tl.int64) * (BM * M)
+    tl.store(to + tl.arange(0, BM)[:, None] * M + moment[None, :], total)
+
+
+@jit
+def add_moments(
+    partial, item, first_row, order, out, n, M: constexpr, BM: constexpr, ROWS: constexpr
+):
+    """The sums of a row tile's items, in the caller's order."""
+    row = first_row + tl.program_id(0).to(tl.int64)
+    inside = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    moment = tl.arange(0, M)
+    total = tl.zeros((ROWS, M), tl.float32)
+    zero = tl.load(item + first_row)
+    for k in range(tl.load(item + row) - zero, tl.load(item + row + 1) - zero):
+        total += tl.load(partial + (k * BM + inside)[:, None] * M + moment[None, :])
+    point = tl.load(order + row * BM + inside)
+    to = out + point[:, None] * M + moment[None, :]
+    tl.store(to, total, mask=(point < n)[:, None])

@@ -14,22 +14,12 @@ by bisection, all in plain torch operations on the points' device.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache
 
 from proxfield.core.devices.cuda import constexpr, jit, need, tl, torch
 from proxfield.core.devices.tensors import Tensor
-from proxfield.core.filters.geometry import (
-    MIN_TOUCHED,
-    SAMPLE_STRIDE,
-    SEPARABLE,
-    STAR,
-    Blur,
-    axis_scales,
-    choose_blur,
-    peak,
-    vertex_codes,
-)
+from proxfield.core.filters import geometry
+from proxfield.core.filters.geometry import SAMPLE_STRIDE, SEPARABLE, STAR, Blur, choose_blur
 from proxfield.core.filters.plan import Plan
 from proxfield.core.filters.triton.segments import SegmentSum, channel_block, has_kernels
 from proxfield.errors import InputError
@@ -109,30 +99,79 @@ class LatticePlan(Plan):
             if blur is None:
                 touched = count_touched(features[::SAMPLE_STRIDE])
                 self.blur = choose_blur(self.n, self.d, int(touched))
-            self._take(build(features, self.blur, room), room is not None)
+            self._build(features, room)
 
-    def _take(self, made: Vertices, fixed: bool) -> None:
-        self.corner, self.weight, self.next_to = made.corner, made.weight, made.next_to
-        self.n_vertices = len(made.start)
-        self.needed = made.needed
-        """How many vertices there are, on the device.  # ()"""
-        point = torch.div(made.entry, self.d + 1, rounding_mode="floor").to(torch.int32)
-        self.splat = SegmentSum(
-            made.start, made.count, point, made.weight.view(-1)[made.entry], fixed
-        )
+    def _build(self, features: Tensor, room: int | None) -> None:
+        """Find the vertices: those that points touch come first, the bridges after them.
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes the plan holds; an application needs two numbers a vertex and channel more."""
-        if not self.n:
-            return 0
-        held = (self.corner, self.weight, self.next_to)
-        return sum(int(x.numel() * x.element_size()) for x in held) + self.splat.nbytes
+        With ``room`` those that aren't needed have neither points nor neighbors. If more are
+        `needed`, the lattice is of no use.
+        """
+        n, d, device, blur = self.n, self.d, self.device, self.blur
+        parts = [
+            locate(features[first : first + POINTS_PER_PASS], blur)
+            for first in range(0, n, POINTS_PER_PASS)
+        ]
+        key, weight = (torch.cat(side) for side in zip(*parts, strict=True))
+        ordered, entry = torch.sort(key.view(-1), stable=True)
+        entries = len(entry)
+        fresh = torch.ones(entries, dtype=torch.bool, device=device)
+        fresh[1:] = ordered[1:] != ordered[:-1]
+        order = fresh.cumsum(0)
+        touched = order[-1]
+        begin = places(fresh, room)  # of each vertex, by key
+        own = kept(ordered, begin)
+        # numbers in the order in which points touch vertices: neighbors lie near each other
+        slots = torch.arange(len(begin), device=device)
+        first = kept(entry, begin, entries)
+        earliest = torch.zeros(entries + 1, dtype=torch.int64, device=device)
+        earliest.index_fill_(0, first, 1)
+        number = torch.where(begin < entries, earliest.cumsum(0)[first] - 1, slots)
+        corner = torch.empty(entries, dtype=torch.int32, device=device)
+        corner[entry] = number[(order - 1).clamp_(max=len(begin) - 1)].to(torch.int32)
+
+        stride = codes(d, str(device))[1]
+        both = torch.stack([-stride, stride], dim=1)[:, :, None]  # (d + 1, 2, 1)
+        added, bridges = own[:0], torch.zeros_like(touched)
+        if blur.bridged:
+            wanted = own + both
+            there = (look_up(own, wanted) >= 0) | (own == NONE)
+            lost = torch.sort(torch.where(there, NONE, wanted).view(-1)).values
+            often = lost != NONE  # the first of a run of geometry.MIN_TOUCHED or more
+            often[1:] &= lost[1:] != lost[:-1]
+            rest = len(lost) - (geometry.MIN_TOUCHED - 1)
+            often[:rest] &= lost[geometry.MIN_TOUCHED - 1 :] == lost[:rest]
+            often[rest:] = False
+            added = kept(lost, places(often, room))
+            bridges = often.sum()
+        keys, which = torch.sort(torch.cat([own, added]))
+        later = touched + torch.arange(len(added), device=device)
+        count = len(keys) if room is None else room
+        named = torch.cat([number, later])[which]  # number of each sorted key
+        named = torch.where(keys == NONE, count, named).clamp_(max=count)
+        # by key first, then by number
+        at = look_up(keys, keys + both)
+        near = torch.where(at < 0, -1, named[at.clamp(min=0)]).to(torch.int32)
+        next_to = torch.full((d + 1, 2, count + 1), -1, dtype=torch.int32, device=device)
+        next_to[:, :, named] = near
+        start, length = torch.zeros((2, count), dtype=torch.int64, device=device)
+        end = torch.cat([begin[1:], begin.new_full((1,), entries)])
+        start[number] = begin
+        length[number] = end - begin
+        self.corner, self.weight = corner.view(n, d + 1), weight
+        self.next_to = next_to[:, :, :count]
+        """Neighbors along each axis, back and forth; −1 for none.  # (d + 1, 2, vertices) int32"""
+        self.n_vertices, self.needed = count, touched + bridges
+        """Room for vertices, and on the device how many there are.  # ()"""
+        point = torch.div(entry, d + 1, rounding_mode="floor").to(torch.int32)
+        self.splat = SegmentSum(start, length, point, weight.view(-1)[entry], room is not None)
 
     def ones(self) -> Tensor:
         return torch.ones((self.n, 1), dtype=torch.float64, device=self.device)
 
     def diagonal(self) -> Tensor:
+        if not self.n:
+            return self.ones()[:, 0]
         from proxfield.core.filters.lattice import LatticeFilter  # compiles with numba
 
         found = LatticeFilter(self.features.cpu().numpy(), self.blur).diagonal()
@@ -195,31 +234,10 @@ class LatticePlan(Plan):
         return out
 
 
-@dataclass(frozen=True)
-class Vertices:
-    """The lattice of some points. Vertices that points touch come first, the bridges after them."""
-
-    corner: Tensor
-    """Vertices of each point's simplex.  # (n, d + 1) int32"""
-    weight: Tensor
-    """Their barycentric weights, times √`peak`.  # (n, d + 1) float32"""
-    next_to: Tensor
-    """Neighbors along each axis, back and forth; −1 for none.  # (d + 1, 2, vertices) int32"""
-    entry: Tensor
-    """Entries point · (d + 1) + corner, listed vertex by vertex in no particular order of
-    vertices.  # (n · (d + 1),) int64"""
-    start: Tensor
-    """Where each vertex's list begins.  # (vertices,) int64"""
-    count: Tensor
-    """How long it is; 0 for bridges.  # (vertices,) int64"""
-    needed: Tensor
-    """How many vertices there are; of arrays with room for more, those after them are empty."""
-
-
 @lru_cache(maxsize=64)
 def codes(d: int, device: str) -> tuple[Tensor, Tensor]:
     """`vertex_codes` on a device.  # (d + 1,), (d + 1,)"""
-    code, stride = vertex_codes(d)
+    code, stride = geometry.vertex_codes(d)
     return torch.from_numpy(code).to(device), torch.from_numpy(stride).to(device)
 
 
@@ -240,7 +258,7 @@ def locate(features: Tensor, blur: Blur) -> tuple[Tensor, Tensor]:
     n, d = features.shape
     device = features.device
     x = features.to(torch.float64).T
-    factor = axis_scales(d, blur).tolist()
+    factor = geometry.axis_scales(d, blur).tolist()
     inverse = 1.0 / (d + 1)
     total = torch.zeros(n, dtype=torch.float64, device=device)
     place = torch.empty((d + 1, n), dtype=torch.float64, device=device)
@@ -273,7 +291,7 @@ def locate(features: Tensor, blur: Blur) -> tuple[Tensor, Tensor]:
     # the next corner: all coordinates + 1, that of one rank − (d + 1)
     steps = code.sum() - (d + 1) * ranked.flip(0)[:d]
     key[:, 1:] = (base + steps.cumsum(0)).T
-    return key, weight.clamp_(min=0.0) * math.sqrt(peak(d, blur))
+    return key, weight.clamp_(min=0.0) * math.sqrt(geometry.peak(d, blur))
 
 
 def look_up(keys: Tensor, wanted: Tensor) -> Tensor:
@@ -295,70 +313,6 @@ def places(flags: Tensor, room: int | None) -> Tensor:
     to = torch.where(flags, (flags.cumsum(0) - 1).clamp_(max=room), room)
     out[to] = torch.where(flags, torch.arange(n, device=flags.device), n)
     return out[:room]
-
-
-def build(features: Tensor, blur: Blur, room: int | None = None) -> Vertices:
-    """The lattice of at least one point.
-
-    With ``room`` arrays are for so many vertices. Those that aren't needed have neither points nor
-    neighbors, and nothing waits for the device. If more are `needed`, the lattice is of no use.
-    """
-    n, d = features.shape
-    device = features.device
-    parts = [
-        locate(features[first : first + POINTS_PER_PASS], blur)
-        for first in range(0, n, POINTS_PER_PASS)
-    ]
-    key, weight = (torch.cat(side) for side in zip(*parts, strict=True))
-    ordered, entry = torch.sort(key.view(-1), stable=True)
-    entries = len(entry)
-    fresh = torch.ones(entries, dtype=torch.bool, device=device)
-    fresh[1:] = ordered[1:] != ordered[:-1]
-    order = fresh.cumsum(0)
-    touched = order[-1]
-    begin = places(fresh, room)  # of each vertex, by key
-    own = kept(ordered, begin)
-    # numbers in the order in which points touch vertices: neighbors lie near each other in memory
-    slots = torch.arange(len(begin), device=device)
-    first = kept(entry, begin, entries)
-    earliest = torch.zeros(entries + 1, dtype=torch.int64, device=device)
-    earliest.index_fill_(0, first, 1)
-    number = torch.where(begin < entries, earliest.cumsum(0)[first] - 1, slots)
-    corner = torch.empty(entries, dtype=torch.int32, device=device)
-    corner[entry] = number[(order - 1).clamp_(max=len(begin) - 1)].to(torch.int32)
-
-    stride = codes(d, str(device))[1]
-    both = torch.stack([-stride, stride], dim=1)[:, :, None]  # (d + 1, 2, 1)
-    added, bridges = own[:0], torch.zeros_like(touched)
-    if blur.bridged:
-        wanted = own + both
-        there = (look_up(own, wanted) >= 0) | (own == NONE)
-        lost = torch.sort(torch.where(there, NONE, wanted).view(-1)).values
-        often = lost != NONE  # the first of a run of MIN_TOUCHED or more
-        often[1:] &= lost[1:] != lost[:-1]
-        rest = len(lost) - (MIN_TOUCHED - 1)
-        often[:rest] &= lost[MIN_TOUCHED - 1 :] == lost[:rest]
-        often[rest:] = False
-        added = kept(lost, places(often, room))
-        bridges = often.sum()
-    keys, which = torch.sort(torch.cat([own, added]))
-    later = touched + torch.arange(len(added), device=device)
-    count = len(keys) if room is None else room
-    named = torch.cat([number, later])[which]  # number of each sorted key
-    named = torch.where(keys == NONE, count, named).clamp_(max=count)
-    # by key first, then by number
-    at = look_up(keys, keys + both)
-    near = torch.where(at < 0, -1, named[at.clamp(min=0)]).to(torch.int32)
-    next_to = torch.full((d + 1, 2, count + 1), -1, dtype=torch.int32, device=device)
-    next_to[:, :, named] = near
-    start, length = torch.zeros((2, count), dtype=torch.int64, device=device)
-    end = torch.cat([begin[1:], begin.new_full((1,), entries)])
-    start[number] = begin
-    length[number] = end - begin
-    needed = touched + bridges
-    return Vertices(
-        corner.view(n, d + 1), weight, next_to[:, :, :count], entry, start, length, needed
-    )
 
 
 def kept(values: Tensor, at: Tensor, other: int = NONE) -> Tensor:

@@ -45,15 +45,6 @@ _WIDEST: constexpr = constant(WIDEST)
 _WIDEST_BLOCK: constexpr = constant(WIDEST_BLOCK)
 
 
-class TileShape(NamedTuple):
-    """What kernels that look at pairs of tiles are compiled for."""
-
-    dimensions: int
-    boxes: int  # boxes of a row tile
-    width: int  # others that are looked at together
-    steps: int = 1  # how often that is done
-
-
 class Centers(NamedTuple):
     """Centers of consecutive points, and their mean square and largest distances from it."""
 
@@ -153,7 +144,7 @@ def sort_inside(points, order, out, n, D: constexpr, TILE: constexpr, LEVELS: co
 
 
 @jit
-def survey(mine, theirs, shares, SHAPE: constexpr):
+def survey(mine, theirs, shares, D: constexpr, BOXES: constexpr, WIDTH: constexpr):
     """Which share of a row tile's weights lies beyond each level of distance, estimated.
 
     From centers of its boxes and of groups of points: level k holds what is at ½ distance² >
@@ -162,9 +153,6 @@ def survey(mine, theirs, shares, SHAPE: constexpr):
     the centers depends on the spreads, which gives the rest. Points of wide groups are bounded
     by their radius and the level. Where a box is wide, shares are infinite.
     """
-    D: constexpr = SHAPE.dimensions
-    BOXES: constexpr = SHAPE.boxes
-    WIDTH: constexpr = SHAPE.width
     boxes = mine.many
     groups = theirs.many
     row = tl.program_id(0)
@@ -203,17 +191,16 @@ def survey(mine, theirs, shares, SHAPE: constexpr):
 
 
 @jit
-def near_blocks(given, classes, at, blocks, SHAPE: constexpr, FILL: constexpr):
+def near_blocks(
+    given, classes, at, blocks,
+    D: constexpr, BOXES: constexpr, WIDTH: constexpr, STEPS: constexpr, FILL: constexpr,
+):  # fmt: skip
     """How many blocks of a section are near a row tile, and how many far but within reach.
 
     By the nearest of the tile's boxes. Wide blocks within reach are near.
     ``classes`` takes 1 for near and 2 for far ones, ``at`` both counts. With FILL the former is
     known, and the latter says where to write the blocks' numbers.
     """
-    D: constexpr = SHAPE.dimensions
-    BOXES: constexpr = SHAPE.boxes
-    WIDTH: constexpr = SHAPE.width
-    STEPS: constexpr = SHAPE.steps
     boxes = given.boxes
     columns = given.columns
     row = tl.program_id(0)
@@ -266,16 +253,6 @@ def centered(features: Tensor, low: list[float], high: list[float]) -> Tensor:
     return points - torch.tensor(middle, dtype=torch.float64, device=features.device)
 
 
-def split_sizes(sizes: list[int]) -> list[int]:
-    """Every size over 1 split in two.
-
-    Example:
-        >>> split_sizes([7, 1])
-        [3, 4, 1]
-    """
-    return [part for size in sizes for part in (size // 2, size - size // 2) if part]
-
-
 @lru_cache(maxsize=16)
 def tree(tiles: int, device: str) -> tuple[Tensor, ...]:
     """The levels of a tree over tiles: of each tile its segment's number, first tile and end.
@@ -288,7 +265,7 @@ def tree(tiles: int, device: str) -> tuple[Tensor, ...]:
         ends = np.cumsum(sizes)
         number = np.repeat(np.arange(len(sizes)), sizes)
         levels.append(np.stack([number, (ends - sizes)[number], ends[number]]))
-        sizes = split_sizes(sizes)
+        sizes = [part for size in sizes for part in (size // 2, size - size // 2) if part]
     return tuple(torch.from_numpy(table.astype(np.int32)).to(device) for table in levels)
 
 
@@ -296,15 +273,9 @@ def kd_order(points: Tensor, block: int, tile: int) -> Tensor:
     """Numbers of points, by leaves of a k-d tree.
 
     Coordinates are compared to 20 bits of their segment's range (fewer for more than 262144
-    points): near enough for an order.
-
-    Args:
-        points: At least one, contiguous.  # (n, d) float32
-        block: Points in a leaf.
-        tile: Points in a row tile, a power of two times ``block``: a subtree of its own.
-
-    Returns:
-        Also numbers from n on, for padding up to whole tiles: the last point again.  # (padded,)
+    points): near enough for an order. A leaf has ``block`` points, and a row ``tile``, a power of
+    two times as many, is a subtree of its own. Numbers from n on, for padding up to whole tiles,
+    stand for the last point again.  # (n, d) float32 -> (padded,)
     """
     n, d = points.shape
     tiles = -(-n // tile)
@@ -350,7 +321,7 @@ def shares_beyond(points: Tensor, tile: int, box: int) -> Tensor:
     out = torch.empty((rows, LEVELS), dtype=torch.float32, device=points.device)
     survey[(rows,)](
         moments(points, box), moments(points, min(GROUP, tile)), out,
-        SHAPE=TileShape(points.shape[1], tile // box, GROUPS), num_warps=1,
+        D=points.shape[1], BOXES=tile // box, WIDTH=GROUPS, num_warps=1,
     )  # fmt: skip
     return out
 
@@ -390,7 +361,7 @@ class Near:
             theirs[1].view(d, -1, box // block).amax(2),
             *theirs, spread, len(points) // box, self.columns, limits,
         )  # fmt: skip
-        self.shape = TileShape(d, tile // box, WIDTH, STEPS)
+        self.shape = {"D": d, "BOXES": tile // box, "WIDTH": WIDTH, "STEPS": STEPS}
         self.found = torch.empty(
             (self.rows, self.sections, 2), dtype=torch.int64, device=points.device
         )
@@ -400,7 +371,7 @@ class Near:
         )
         """1 for near ones, 2 for far ones.  # (rows, columns)"""
         near_blocks[(self.rows, self.sections)](
-            self.given, self.classes, self.found, self.found, SHAPE=self.shape, FILL=False
+            self.given, self.classes, self.found, self.found, **self.shape, FILL=False
         )
 
     def counts(self) -> Ints:
@@ -415,5 +386,5 @@ class Near:
         at = self.found.cumsum(1) - self.found + start[:, None, None]
         at[:, :, 0] += self.found[:, :, 1].sum(1, keepdim=True)
         near_blocks[(self.rows, self.sections)](
-            self.given, self.classes, at, blocks, SHAPE=self.shape, FILL=True
+            self.given, self.classes, at, blocks, **self.shape, FILL=True
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from proxfield.core.devices.cuda import constexpr, interpreted, jit, tl, torch, triton
 from proxfield.core.devices.tensors import Tensor
+from proxfield.core.filters.plan import held_bytes
 
 PIECE = 128
 """Maximum number of entries that one program adds up."""
@@ -60,21 +61,15 @@ def sum_pieces(
 class SegmentSum:
     """out_s = Σ_{e in segment s} weight_e · table[index_e], for any table.
 
-    Args:
-        starts: First entry of each segment, and their ``counts``.  # (segments,) int64
-        index: Row of each entry; the entry's own number by default.  # (entries,) int32
-        weight: Weight of each entry; 1 by default.  # (entries,)
-        fixed: Never wait for the device: room for as many pieces as there may be.
+    Entries of segments ``start`` somewhere; by default the index of an entry is its own number,
+    and its weight 1. If ``fixed`` nothing waits for the device: there is room for as many pieces
+    as there may be.
     """
 
     def __init__(
-        self,
-        starts: Tensor,
-        counts: Tensor,
-        index: Tensor | None = None,
-        weight: Tensor | None = None,
-        fixed: bool = False,
-    ) -> None:
+        self, starts: Tensor, counts: Tensor, index: Tensor | None = None,
+        weight: Tensor | None = None, fixed: bool = False,
+    ) -> None:  # fmt: skip
         self.index, self.weight = index, weight
         self.segments = len(starts)
         self.rest: SegmentSum | None = None
@@ -106,9 +101,7 @@ class SegmentSum:
     @property
     def nbytes(self) -> int:
         """Bytes of the lists."""
-        held = [x for x in (self.index, self.weight, self.start, self.count) if x is not None]
-        own = sum(int(x.numel() * x.element_size()) for x in held)
-        return own + (0 if self.rest is None else self.rest.nbytes)
+        return held_bytes(tuple(vars(self).values()))
 
     def __call__(self, table: Tensor) -> Tensor:
         """The sums, in the table's type.  # (rows, c) -> (segments, c)"""

@@ -6,7 +6,6 @@ and whoever comes first stays first, so doing a level at a time changes nothing 
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -18,11 +17,11 @@ from numpy.typing import NDArray
 from proxfield.core.common.arrays import Array
 from proxfield.core.compiled.graphs import greedy_colors
 from proxfield.core.compiled.jit import kernel
-from proxfield.core.devices.cuda import torch
+from proxfield.core.devices.cuda import find_device, launching, torch
 from proxfield.core.devices.tensors import Tensor, TorchDevice, TorchDtype
 from proxfield.core.engines.numba.general import GeneralPack
 from proxfield.core.engines.numba.pack import pack_general
-from proxfield.core.engines.triton.device_pack import default_device, power_of_two
+from proxfield.core.engines.triton.device_pack import power_of_two
 from proxfield.core.engines.triton.sweeps.sweep_kernels import (
     DeviceEnergies,
     Luck,
@@ -71,12 +70,28 @@ class Sweeper:
     def __init__(self, lowered: Lowered, dtype: str, device: TorchDevice = None) -> None:
         self.lowered, self.layout = lowered, lowered.layout
         self.n, self.size = self.layout.n_vars, self.layout.size
-        self.device = default_device(device)
+        self.device = find_device(device)
         self.dtype = getattr(torch, str(np.dtype(dtype)))
         pack, self.constant = pack_general(lowered, np.dtype(dtype))
         self.energies, self.index = self._upload(pack)
-        self.working, self.turn_working = self._choose(pack)
         self._recent: list[tuple[Array, Array | None, VisitOrder]] = []
+        # which parts of the kernels this field needs, and the shapes they work in
+        cards = np.diff(pack.offset)
+        labels = power_of_two(int(cards.max(initial=1)))
+        degree = power_of_two(int(np.diff(pack.agree_row).max(initial=1)))
+        agree, tables = len(pack.agree_column) > 0, len(pack.table_column) > 0
+        larger = len(pack.slot_list) > 0
+        theirs = min(labels, 16) if tables else 1
+        rows = min(power_of_two(pack.scratch), 16) if larger else 1
+        edges = min(degree, 4) if agree else 1
+        block = max(WORKING_SET // (labels * max(edges, theirs, rows)), THREADS // labels, 1)
+        self.working = Working(
+            agree, tables, larger, self.layout.common is None, min(THREADS, block), labels, edges,
+            theirs, rows,
+        )  # fmt: skip
+        # one variable at a time has more lanes for edges
+        alone = min(degree, max(1, 512 // labels), 32) if agree else 1
+        self.turn_working = self.working._replace(block=1, edges=alone)
 
     def _upload(self, pack: GeneralPack) -> tuple[DeviceEnergies, TorchDtype]:
         """The field on the device, and the type of its indices."""
@@ -105,33 +120,8 @@ class Sweeper:
             return torch.tensor(flat, dtype=kind, device=self.device)
 
         ints = {name: up(array, index) for name, array in whole.items()}
-        floats = {
-            "unary": pack.unary, "agree_weight": pack.agree_weight, "table": pack.table
-        }  # fmt: skip
-        return DeviceEnergies(**ints, **{k: up(v, self.dtype) for k, v in floats.items()}), index
-
-    def _choose(self, pack: GeneralPack) -> tuple[Working, Working]:
-        """Which parts of the kernels this field needs, and the shapes they work in.
-
-        Both for groups and for one variable at a time, which has more lanes for edges.
-        """
-        cards = np.diff(pack.offset)
-        labels = power_of_two(int(cards.max(initial=1)))
-        degree = power_of_two(int(np.diff(pack.agree_row).max(initial=1)))
-        agree, tables = len(pack.agree_column) > 0, len(pack.table_column) > 0
-        larger = len(pack.slot_list) > 0
-        theirs = min(labels, 16) if tables else 1
-        rows = min(power_of_two(pack.scratch), 16) if larger else 1
-        edges = min(degree, 4) if agree else 1
-        block = max(WORKING_SET // (labels * max(edges, theirs, rows)), THREADS // labels, 1)
-        group = Working(
-            agree, tables, larger, self.layout.common is None, min(THREADS, block), labels, edges,
-            theirs, rows,
-        )  # fmt: skip
-        alone = min(degree, max(1, 512 // labels), 32) if agree else 1
-        return group, group._replace(block=1, edges=alone)
-
-    # ---- orders ----
+        floats = {k: up(getattr(pack, k), self.dtype) for k in ("unary", "agree_weight", "table")}
+        return DeviceEnergies(**ints, **floats), index
 
     @cached_property
     def _neighbors(self) -> tuple[Ints, NDArray[np.int32]]:
@@ -174,12 +164,10 @@ class Sweeper:
         for v, s, visits in self._recent:
             if v is variables and s is starts:
                 return visits
-        order, bounds = host(variables), None if starts is None else host(starts)
-        visits = self.in_order(order) if bounds is None else self._visits(order, bounds)
+        order = host(variables)
+        visits = self.in_order(order) if starts is None else self._visits(order, host(starts))
         self._recent = [(variables, starts, visits), *self._recent[:3]]
         return visits
-
-    # ---- what one asks for ----
 
     def set_unary(self, unary: Tensor) -> None:
         """Replace the unary energies; nothing else is packed again.  # (size,)"""
@@ -195,15 +183,14 @@ class Sweeper:
         takes about a microsecond a variable however many processors there are. The same array
         object of ``variables`` is prepared only once.
 
-        Returns:
-            The change of F and the largest change of q, float64 tensors on the device (nothing
-            waits for it). The change of F is −inf if q gave weight to an impossible label.
+        Returns the change of F and the largest change of q, float64 tensors on the device (nothing
+        waits for it). The change of F is −inf if q gave weight to an impossible label.
         """
         visits = self._prepared(variables, starts)
         betas = torch.full((1, 1), beta, dtype=torch.float64, device=self.device)
         turns = self.turns(visits, betas)
         if visits.starts is None:
-            with self.here():
+            with launching(self.device):
                 visit_in_turn[(1,)](
                     q, turns, len(visits.members), self.energies,
                     MOVING=VisitKind(delta=True), WORKING=self.turn_working,
@@ -234,15 +221,13 @@ class Sweeper:
         blocks = -(-self.n // self.working.block)
         parts = torch.zeros((len(many), blocks), dtype=torch.float64, device=self.device)
         if parts.numel():
-            with self.here():
+            with launching(self.device):
                 free_energies[(blocks, len(many))](
                     many, parts, blocks, self.n, self.size, self.energies, WORKING=self.working,
                     num_warps=THREADS // 32, num_stages=1,
                 )  # fmt: skip
         f = parts.sum(1) + self.constant
         return f[0] if q.ndim == 1 else f
-
-    # ---- what chains build upon ----
 
     def turns(self, visits: VisitOrder, betas: Tensor, luck: Luck | None = None) -> Turns:
         """What `visit` reads and leaves, at time 0; see `Turns`."""
@@ -257,7 +242,7 @@ class Sweeper:
         ``q`` is changed in place.  # (chains, size) or (size,)
         """
         assert visits.starts is not None, "an order without groups"
-        with self.here():
+        with launching(self.device):
             for g, first in enumerate(visits.starts[:-1]):
                 blocks = visits.parts[g + 1] - visits.parts[g]
                 if blocks == 0:
@@ -267,10 +252,6 @@ class Sweeper:
                     visits.parts[-1], self.n, self.size, self.energies,
                     MOVING=moving, WORKING=self.working, num_warps=THREADS // 32, num_stages=1,
                 )  # fmt: skip
-
-    def here(self) -> AbstractContextManager[object]:
-        """A context in which kernels start on this device."""
-        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
 
 def slots_of(pack: GeneralPack) -> tuple[Ints, Ints]:

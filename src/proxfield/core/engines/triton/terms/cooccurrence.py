@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from proxfield.core.devices.cuda import constexpr, jit, tl, torch
@@ -26,15 +24,6 @@ STATES = 64
 """States of the presences looked at together."""
 PRECISION = 1e-13
 """Coordinate descent ends when no presence changes by more."""
-
-
-class EnvelopeShape(NamedTuple):
-    """What `envelope_of` is compiled for."""
-
-    width: int  # the number of classes rounded up to a power of two
-    exact: int  # open presences whose states are summed one by one
-    sweeps: int  # of coordinate descent
-    states: int
 
 
 @jit
@@ -104,20 +93,22 @@ def settle(on, free, cost, base, weights, m, M: constexpr):
 
 
 @jit
-def envelope_of(absent, weights, order, out_off, out_energy, count, sure, enough, SHAPE: constexpr):
+def envelope_of(
+    absent, weights, order, out_off, out_energy, count, limits,
+    M: constexpr, EXACT: constexpr, SWEEPS: constexpr, STATES: constexpr,
+):  # fmt: skip
     """`proxfield.core.terms.cooccurrence.envelope` in one program.
 
+    Up to EXACT open presences have their states summed one by one.
     absent: (M,), 0 beyond m; weights: (M, M); order: each class's place, largest absent first;
     count: m, in memory: Triton 3.6 fails to compile the loops for a number that it knows to be 1.
     """
-    M: constexpr = SHAPE.width
-    STATES: constexpr = SHAPE.states
     m = tl.load(count)
     klass = tl.arange(0, M)
     real = klass < m
     cost = tl.load(absent + klass)
     rank = tl.load(order + klass)
-    limit = tl.load(sure)
+    limit = tl.load(limits)
     on = klass < 0
     off = klass >= m
     grown = 1
@@ -134,7 +125,7 @@ def envelope_of(absent, weights, order, out_off, out_energy, count, sure, enough
         on, off = more_on, more_off
     left = (on | off) == 0
     open_ones = tl.sum(left.to(tl.int32), 0)
-    if open_ones <= SHAPE.exact:
+    if open_ones <= EXACT:
         turn = tl.maximum(tl.cumsum(left.to(tl.int32), 0) - 1, 0)
         total = 1 << open_ones
         low = tl.sum(tl.where(off, cost, 0.0), 0) + 1e300
@@ -161,10 +152,10 @@ def envelope_of(absent, weights, order, out_off, out_energy, count, sure, enough
         for k in range(m):
             row = tl.load(weights + k * M + klass)
             base += row * tl.sum(tl.where(klass == k, decided, 0.0), 0)
-        stop = tl.load(enough)
+        stop = tl.load(limits + 1)
         free = left.to(tl.float64)
-        up = descend(free, left, cost, base, weights, rank, m, M, SHAPE.sweeps, stop)
-        down = descend(free * 0.0, left, cost, base, weights, rank, m, M, SHAPE.sweeps, stop)
+        up = descend(free, left, cost, base, weights, rank, m, M, SWEEPS, stop)
+        down = descend(free * 0.0, left, cost, base, weights, rank, m, M, SWEEPS, stop)
         first_energy, first_off = settle(up, left, cost, base, weights, m, M)
         other_energy, other_off = settle(down, left, cost, base, weights, m, M)
         better = first_energy <= other_energy
@@ -214,37 +205,32 @@ class CooccurrenceOnDevice(_Pixels):
             self.count = torch.tensor(m, dtype=torch.int32, device=self.device)
             self.table = torch.zeros((self.padded,) * 2, dtype=torch.float64, device=self.device)
             self.table[:m, :m] = self.weights
-            # 0-dimensional tensors: numbers given to a kernel would be rounded to float32
-            self.sure, self.enough = (
-                torch.tensor(x, dtype=torch.float64, device=self.device)
-                for x in (SATURATION_ENERGY, PRECISION)
-            )
+            # a tensor: numbers given to a kernel would be rounded to float32
+            limits = (SATURATION_ENERGY, PRECISION)
+            self.limits = torch.tensor(limits, dtype=torch.float64, device=self.device)
 
     def add_gradient(self, q: Tensor, out: Tensor) -> Tensor:
         """See `DeviceTerm`."""
         absent = self._absent(q)
         if self.fused:
-            energy, off = self._envelope(absent)
+            m, size = len(absent), self.padded
+            cost = torch.zeros(size, dtype=torch.float64, device=self.device)
+            cost[:m] = absent
+            order = torch.argsort(absent, descending=True, stable=True)
+            rank = torch.full((size,), size, dtype=torch.int64, device=self.device)
+            rank[order] = torch.arange(m, device=self.device)
+            least, gone = torch.empty_like(cost[:1]), torch.empty_like(cost)
+            envelope_of[(1,)](
+                cost, self.table, rank, gone, least, self.count, self.limits,
+                M=size, EXACT=MAX_EXACT_CLASSES, SWEEPS=MAX_SWEEPS, STATES=STATES,
+            )  # fmt: skip
+            energy, off = least[0], gone[:m]
         else:
             least, gone = envelope(absent.cpu().numpy(), self.term.weights)
             energy = torch.tensor(least, dtype=torch.float64, device=self.device)
             off = torch.from_numpy(gone).to(self.device)
         self._add_to_pixels(self.term.kappa * off, out)
         return energy
-
-    def _envelope(self, absent: Tensor) -> tuple[Tensor, Tensor]:
-        m, size = len(absent), self.padded
-        cost = torch.zeros(size, dtype=torch.float64, device=self.device)
-        cost[:m] = absent
-        order = torch.argsort(cost[:m], descending=True, stable=True)
-        rank = torch.full((size,), size, dtype=torch.int64, device=self.device)
-        rank[order] = torch.arange(m, device=self.device)
-        energy, off = torch.empty_like(cost[:1]), torch.empty_like(cost)
-        envelope_of[(1,)](
-            cost, self.table, rank, off, energy, self.count, self.sure, self.enough,
-            SHAPE=EnvelopeShape(size, MAX_EXACT_CLASSES, MAX_SWEEPS, STATES),
-        )  # fmt: skip
-        return energy[0], off[:m]
 
 
 class LatentOnDevice(_Pixels):

@@ -9,13 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from proxfield.core.devices.cuda import constexpr, jit, tl, torch
+from proxfield.core.devices.cuda import constexpr, jit, resolved, tl, torch
 from proxfield.core.devices.tensors import Tensor, TorchDevice
 from proxfield.core.filters.geometry import BLURS
 from proxfield.core.filters.operator import Operator
-from proxfield.core.filters.torch.plans import TOLERANCE
+from proxfield.core.filters.torch.plans import DeviceFilter
 from proxfield.core.filters.triton.exact import ExactPlan
-from proxfield.core.filters.triton.plans import DeviceFilter, resolved
 from proxfield.core.filters.triton.segments import has_kernels
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.terms.base import Layout, Term
@@ -41,7 +40,7 @@ class PottsShape(NamedTuple):
 def add_potts(seen, q, outward, own, out, energy, n, weight, SHAPE: constexpr):
     """out += weight · (Σ_m s_m − s_l) for s = A q, and each program's share of ⟨q, that⟩.
 
-    ``seen`` holds K (in · q), and for a pair the second half of a sum after it.
+    Rows of ``seen`` hold K (in · q), and for a pair the second half of a sum after it.
     """
     L: constexpr = SHAPE.labels
     WIDTH: constexpr = SHAPE.width
@@ -66,7 +65,7 @@ def add_potts(seen, q, outward, own, out, energy, n, weight, SHAPE: constexpr):
     tl.store(energy + tl.program_id(0), tl.sum(tl.sum(share, 1), 0))
 
 
-def filter_of(term: Gaussian, double: bool, device: TorchDevice, tolerance: float) -> DeviceFilter:
+def filter_of(term: Gaussian, double: bool, device: TorchDevice) -> DeviceFilter:
     """A term's filter on a device: its own if that is there already, in both types."""
     held = vars(term).get("filter")
     if isinstance(held, DeviceFilter) and held.features.device == device:
@@ -75,12 +74,10 @@ def filter_of(term: Gaussian, double: bool, device: TorchDevice, tolerance: floa
     if features is None:  # dropped once the host's lattice was there
         raise ValueError("a Gaussian term without features can't move to a device")
     blur = None if term.blur is None else BLURS[term.blur]
-    return DeviceFilter(features, term.filter_name, double, device, tolerance, blur)
+    return DeviceFilter(features, term.filter_name, double, device, blur)
 
 
-def attach(
-    lowered: Lowered, dtype: str, device: TorchDevice, tolerance: float = TOLERANCE
-) -> Lowered:
+def attach(lowered: Lowered, dtype: str, device: TorchDevice) -> Lowered:
     """A lowered field whose Gaussian terms filter on a device.
 
     λ, total weights and energies are then those of the operator that the device iterates with,
@@ -96,7 +93,7 @@ def attach(
     def moved(term: Term) -> Term:
         if not isinstance(term, Gaussian) or term.features is None or term.n_points == 0:
             return term
-        made = filter_of(term, double, place, tolerance)
+        made = filter_of(term, double, place)
         if made is vars(term).get("filter"):
             return term
         out = copy.copy(term)  # total weights and bounds on eigenvalues follow the filter
@@ -115,16 +112,12 @@ class GaussianOnDevice:
     With Potts compatibility the constant Σ_j a_ij is taken as Σ_l of what the variable sees,
     which it is as long as marginals sum to 1: it costs no application of its own.
 
-    The term's filter is used if that is already on this device; ``tolerance`` is that of the exact
-    one in float32.
+    The term's filter is used if that is already on this device.
     """
 
     capturable = True
 
-    def __init__(
-        self, term: Gaussian, layout: Layout, dtype: str, device: TorchDevice,
-        tolerance: float = TOLERANCE,
-    ) -> None:  # fmt: skip
+    def __init__(self, term: Gaussian, layout: Layout, dtype: str, device: TorchDevice) -> None:
         self.n = term.n_points
         double = np.dtype(dtype) == np.float64
         self.dtype = torch.float64 if double else torch.float32
@@ -135,7 +128,7 @@ class GaussianOnDevice:
         common = layout.common
         start = int(layout.offsets[term.first]) if common is None else term.first * common
         self.at = slice(start, start + self.n * self.labels)
-        self.filter = filter_of(term, double, self.device, tolerance)
+        self.filter = filter_of(term, double, self.device)
         self.plan = self.filter.plan
         self.weight = torch.tensor(term.weight, dtype=self.dtype, device=self.device)
         self.matrix: Tensor | None = None
@@ -157,10 +150,6 @@ class GaussianOnDevice:
         scaled = most if scale is None else most * scale.max().to(torch.float32)
         self.most = torch.cat([most, scaled]) if self.operator.pair else scaled
 
-    def operate(self, values: Tensor) -> Tensor:
-        """A @ values, with the self-message (i = j) only if the term keeps it.  # (n, c)"""
-        return self.operator.apply(values)
-
     def add_gradient(self, q: Tensor, out: Tensor) -> Tensor:
         """Add dE/dq to ``out``; returns the energy.  # (size,), (size,) -> () float64"""
         if self.n == 0:
@@ -174,7 +163,15 @@ class GaussianOnDevice:
         seen = seen.to(q.dtype)
         target = out[self.at].view(self.n, self.labels)
         if self.matrix is None and has_kernels(q) and self.labels <= MAX_LABELS:
-            return self._add_potts(mine, seen, target)
+            width = max(2, 1 << (self.labels - 1).bit_length())
+            rows = max(1, min(POINTS, 2048 // width))
+            programs = -(-self.n // rows)
+            energy = torch.empty(programs, dtype=torch.float64, device=mine.device)
+            add_potts[(programs,)](
+                seen, mine, self.operator.scale, self.own, target, energy, self.n, self.weight,
+                SHAPE=PottsShape(self.labels, seen.shape[1], self.operator.pair, rows, width),
+            )  # fmt: skip
+            return 0.5 * energy.sum()
         seen = self.operator.gather(seen)
         if self.own is not None:
             seen = seen - self.own * mine
@@ -184,14 +181,3 @@ class GaussianOnDevice:
             g = seen @ self.matrix
         target += g
         return 0.5 * (mine.to(torch.float64) * g).sum()
-
-    def _add_potts(self, mine: Tensor, seen: Tensor, target: Tensor) -> Tensor:
-        width = max(2, 1 << (self.labels - 1).bit_length())
-        rows = max(1, min(POINTS, 2048 // width))
-        programs = -(-self.n // rows)
-        energy = torch.empty(programs, dtype=torch.float64, device=mine.device)
-        add_potts[(programs,)](
-            seen, mine, self.operator.scale, self.own, target, energy, self.n, self.weight,
-            SHAPE=PottsShape(self.labels, seen.shape[1], self.operator.pair, rows, width),
-        )  # fmt: skip
-        return 0.5 * energy.sum()

@@ -24,7 +24,7 @@ pointers within bundles are aligned if they are, so these pointers are arguments
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from proxfield.core.devices.cuda import constexpr, jit, jit_for_any, tl
 from proxfield.core.devices.tensors import Tensor
@@ -60,11 +60,6 @@ from proxfield.core.engines.triton.update.kinds import (
     spin,
 )
 
-if TYPE_CHECKING:
-    from proxfield.core.engines.triton.device_pack import Slot
-
-READ_BLOCK = 1024
-"""Entries of one program that reads marginals."""
 TOGETHER, MOVE, DECIDE = 0, 1, 2
 """Phases: updates and decisions in turn, one update, one decision."""
 
@@ -495,18 +490,3 @@ def read_pairs(buffers, stride, status, q, shift, entries, BLOCK: constexpr):
     to = field * entries + at
     tl.store(q + to, mine / tl.where(total > 0, total, 1.0), mask=inside)
     tl.store(shift + to, tl.zeros((BLOCK,), shift.dtype.element_ty), mask=inside)
-
-
-def read_marginals(slot: Slot, front: int, fields: int, entries: int) -> None:
-    """Marginals of all fields into ``slot.q``, and zeros into ``slot.shift``, in one launch.
-
-    Args:
-        slot: A state of fields with as many entries each, two for each variable.
-        front: Padding in front of a buffer.
-        fields: Number of fields.
-        entries: Of each field.
-    """
-    read_pairs[(-(-entries // READ_BLOCK), fields)](
-        slot.buffers[0, front:], slot.stride, slot.status, slot.q, slot.shift, entries,
-        BLOCK=READ_BLOCK, num_warps=4,
-    )  # fmt: skip

@@ -146,21 +146,6 @@ def tile_of(block, variables, SHAPE: constexpr):
 
 
 @jit
-def agreements(g, source, tile, a, SHAPE: constexpr, LINEAR: constexpr):
-    """Adds Σ_j w_ij q_j(l) to the tile."""
-    first = tl.load(a.start + tile.block)
-    for k in range(tl.load(a.length + tile.block)):
-        edge = first + k * SHAPE.block + tile.place
-        w = tl.load(a.weight + edge)[:, None]
-        o = tl.load(a.to + edge)[:, None]
-        there = tile.inside
-        if not SHAPE.common:  # labels that only one of the two has never agree
-            there = tile.inside & (tile.label < tl.load(a.both + edge)[:, None])
-        g += w * fetch_marginals(source + o + tile.label, there, LINEAR)
-    return g
-
-
-@jit
 def pair_tables(g, source, tile, p, table, SHAPE: constexpr, LINEAR: constexpr):
     """Adds Σ_j Σ_m T_ij(l, m) q_j(m) to the tile.
 
@@ -223,8 +208,17 @@ def pairwise_gradient(source, tile, couplings, value, SHAPE: constexpr, LINEAR: 
     BLOCK: constexpr = SHAPE.block
     L: constexpr = SHAPE.labels
     g = tl.zeros((BLOCK, L), source.dtype.element_ty)
-    if couplings.agree is not None:
-        g = agreements(g, source, tile, couplings.agree, SHAPE, LINEAR)
+    if couplings.agree is not None:  # Σ_j w_ij q_j(l)
+        a = couplings.agree
+        first = tl.load(a.start + tile.block)
+        for k in range(tl.load(a.length + tile.block)):
+            edge = first + k * BLOCK + tile.place
+            w = tl.load(a.weight + edge)[:, None]
+            o = tl.load(a.to + edge)[:, None]
+            there = tile.inside
+            if not SHAPE.common:  # labels that only one of the two has never agree
+                there = tile.inside & (tile.label < tl.load(a.both + edge)[:, None])
+            g += w * fetch_marginals(source + o + tile.label, there, LINEAR)
     if SHAPE.own > 0:
         g = own_tables(g, source, tile, couplings.pairs, value, SHAPE, LINEAR)
     elif couplings.pairs is not None:
