@@ -137,6 +137,7 @@ def group_marginals(s, source, to, edge, degree, offset, inside, P: constexpr, L
     There are ``degree`` of them where their number isn't known when compiling.
     """
     DEGREE: constexpr = P.table_degree
+    to += tl.arange(0, P.block)
     if DEGREE > 0:
         for k in tl.static_range(DEGREE):
             s = marginals_added(s, source, to, edge + k * P.block, offset, inside, LINEAR)
@@ -190,7 +191,7 @@ def shared_tables(g, source, to, here, edges, P: constexpr, LINEAR: constexpr, D
     if DOT:
         scale = tl.load(edges.scales)
         for k in tl.static_range(GROUPS):
-            edge = tl.load(edges.group_start + k * blocks + here.block) + here.place
+            edge = tl.load(edges.group_start + k * blocks + here.block)
             degree = 0
             if P.table_degree == 0:
                 degree = tl.load(edges.group_length + k * blocks + here.block)
@@ -203,7 +204,7 @@ def shared_tables(g, source, to, here, edges, P: constexpr, LINEAR: constexpr, D
     else:
         everywhere = (here.place >= 0)[:, None]
         for k in range(GROUPS):
-            edge = tl.load(edges.group_start + k * blocks + here.block) + here.place
+            edge = tl.load(edges.group_start + k * blocks + here.block)
             degree = 0
             if P.table_degree == 0:
                 degree = tl.load(edges.group_length + k * blocks + here.block)
@@ -231,6 +232,7 @@ def plane_step(
     tick = tl.load(status.board + _TICK)
     if tl.load(status.board + _DONE) == 0:
         source = buffer_at(buffers, status.stride, tick)
+        target = buffer_at(buffers, status.stride, tick + 1)
         here = block_of(P)
         who = here.block * BLOCK + here.place
         real = who < edges.n
@@ -251,13 +253,13 @@ def plane_step(
         if RULE.trace:  # log q = −θ
             rest = own + 0.5 * g - theta
             f = tl.sum(tl.where(here.inside & (q > 0), q * rest, 0.0), 1)
-        target = buffer_at(buffers, status.stride, tick + 1)
         movement = Movement(u, v, status.step, status.safe, status.parameters)
         place = Entries(0, here.at, here.inside)
         redo = tl.load(status.board + _REDO)
-        change = move_labels(theta, q, g + own, target, place, who, real, redo, movement, RULE)
         parts = status.parts + here.block * 2
+        # before the move, which needs all registers: up to a tenth faster
         tl.store(parts, tl.sum(tl.where(real, f, 0.0).to(tl.float64), 0))
+        change = move_labels(theta, q, g + own, target, place, who, real, redo, movement, RULE)
         tl.store(parts + 1, change.to(tl.float64))
 
 

@@ -143,7 +143,7 @@ def soft_minimum(energy, beta):
 def forest_chains(
     q, room, schedule, chains, n, size, longest, forests, forest, field, WORKING: constexpr
 ):
-    """All sweeps of some chains, one program each; see `reference.ReferenceChains`."""
+    """All sweeps of some chains, one program each; see `reference.ReferenceProgram`."""
     BV: constexpr = WORKING.block
     L: constexpr = WORKING.labels
     program = tl.program_id(0).to(tl.int64)
