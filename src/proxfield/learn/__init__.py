@@ -9,8 +9,8 @@ from proxfield.learn.chains import fit_chains
 from proxfield.learn.crf import CRF, Graph
 from proxfield.learn.decision_tree_field import DecisionTreeField
 from proxfield.learn.estimator import Estimator
-from proxfield.learn.losses import LOSSES
 from proxfield.learn.methods import (
+    LOSSES,
     METHODS,
     fit_marginals,
     fit_pseudo,

@@ -6,13 +6,14 @@ Nowozin, Rother, Bagon, Sharp, Yao and Kohli: *Decision Tree Fields* (ICCV 2011)
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from proxfield.core.common.arrays import Array, Arrays, Ints
-from proxfield.core.common.checks import whole_number
+from proxfield.core.common.checks import one_of, whole_number
 from proxfield.core.common.records import Record
 from proxfield.core.solve.infer import infer
 from proxfield.core.solve.rules.base import Rule
@@ -51,6 +52,7 @@ MAX_LABELS = 254
 """A value of a feature is a byte; one more is for hidden pixels."""
 
 
+@dataclass(eq=False, repr=False)
 class DecisionTreeField(Estimator):
     """A field over the pixels of label images, whose tables are chosen by decision trees.
 
@@ -92,36 +94,20 @@ class DecisionTreeField(Estimator):
         1.0
     """
 
-    def __init__(
-        self,
-        offsets: ArrayLike | None = None,
-        *,
-        features: int = 256,
-        reach: int = 18,
-        unary_leaves: int = 128,
-        pair_leaves: int = 32,
-        max_samples: int = 200_000,
-        n_labels: int | None = None,
-        method: str = "marginals",
-        l2: float | None = None,
-        max_iters: int | None = None,
-        rule: str | Rule | type[Rule] = "adam",
-        infer_iters: int = 1000,
-        seed: int = 0,
-    ) -> None:
-        self.offsets = offsets
-        self.features = features
-        self.reach = reach
-        self.unary_leaves = unary_leaves
-        self.pair_leaves = pair_leaves
-        self.max_samples = max_samples
-        self.n_labels = n_labels
-        self.method = method
-        self.l2 = l2
-        self.max_iters = max_iters
-        self.rule = rule
-        self.infer_iters = infer_iters
-        self.seed = seed
+    offsets: ArrayLike | None = None
+    _: KW_ONLY
+    features: int = 256
+    reach: int = 18
+    unary_leaves: int = 128
+    pair_leaves: int = 32
+    max_samples: int = 200_000
+    n_labels: int | None = None
+    method: str = "marginals"
+    l2: float | None = None
+    max_iters: int | None = None
+    rule: str | Rule | type[Rule] = "adam"
+    infer_iters: int = 1000
+    seed: int = 0
 
     # ---- fitting ----
 
@@ -194,10 +180,7 @@ class DecisionTreeField(Estimator):
 
     def _check(self) -> None:
         """Refuse parameters that can't be used, before anything is computed."""
-        if self.method not in ITERATIONS:
-            raise InputError(
-                f"method={shown(self.method)}, expected one of: {', '.join(ITERATIONS)}"
-            )
+        one_of("method", self.method, ITERATIONS)
         for name in ("features", "reach", "unary_leaves", "pair_leaves", "max_samples"):
             whole_number(getattr(self, name), name, 1)
         if self.n_labels is not None and whole_number(self.n_labels, "n_labels", 2) > MAX_LABELS:

@@ -71,28 +71,22 @@ def read_arrays(
     try:
         with naming_damage(None), zipfile.ZipFile(io.BytesIO(data)) as archive:
             check_memory(sum(m.file_size for m in archive.infolist()), f"reading {path}")
-            header = _read_header(archive, holds)
+            if "header.npy" not in archive.namelist():
+                raise InputError("has no header, expected a file that save() wrote")
+            header = json.loads(read_member(archive, "header").tobytes().decode())
+            if not isinstance(header, dict) or header.get("format") != FORMAT:
+                raise InputError("isn't a file of proxfield.learn, expected one that save() wrote")
+            version, found = header.get("version"), header.get("holds")
+            if version != VERSION:
+                raise InputError(f"has version {shown(version)} of the format, expected {VERSION}")
+            if found != holds:
+                raise InputError(f"holds {shown(found)}, expected {shown(holds)}")
             names = [str(name) for name in header["arrays"]]
             if {f"{name}.npy" for name in ("header", *names)} != set(archive.namelist()):
                 raise InputError("the file is damaged: its arrays aren't those of the header")
             return header, {name: read_member(archive, name) for name in names}
     except InputError as error:
         raise InputError(error.message, path=path) from None
-
-
-def _read_header(archive: zipfile.ZipFile, holds: str) -> Record:
-    if "header.npy" not in archive.namelist():
-        raise InputError("has no header, expected a file that save() wrote")
-    header = json.loads(read_member(archive, "header").tobytes().decode())
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise InputError("isn't a file of proxfield.learn, expected one that save() wrote")
-    if header.get("version") != VERSION:
-        raise InputError(
-            f"has version {shown(header.get('version'))} of the format, expected {VERSION}"
-        )
-    if header.get("holds") != holds:
-        raise InputError(f"holds {shown(header.get('holds'))}, expected {shown(holds)}")
-    return header
 
 
 def _plain(value: object) -> object:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from proxfield.core.common.checks import is_real, whole_number
+from proxfield.core.common.checks import is_real, one_of, whole_number
 from proxfield.core.devices.cuda import need_torch, torch
 from proxfield.core.devices.tensors import Tensor, TorchDevice, TorchDtype
 from proxfield.core.engines.plan import Custom, Order, Plan, Update
@@ -20,7 +20,6 @@ from proxfield.core.solve.rules.base import Problem, Rule
 from proxfield.core.solve.rules.registry import make_rule
 from proxfield.errors import InputError, UnsupportedError, shown
 from proxfield.field import Field
-from proxfield.torch.inputs import one_of
 from proxfield.torch.run import (
     UNDER_VMAP,
     GradientRun,

@@ -132,12 +132,6 @@ def _numbers(given: Array, name: str) -> list[float]:
     return [float(v) for v in out]
 
 
-def one_of(what: str, value: object, known: Sequence[str]) -> None:
-    """Raise unless the value is one of those known."""
-    if value not in known:
-        raise InputError(f"{what}={value!r}, expected one of: {', '.join(known)}")
-
-
 # ---- shapes ----
 
 

@@ -8,7 +8,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from proxfield.core.common.arrays import Array
-from proxfield.core.common.checks import is_real, is_whole, whole_count
+from proxfield.core.common.checks import is_real, is_whole, one_of, whole_count
 from proxfield.core.common.records import Record
 from proxfield.core.devices.cuda import Module, need_torch, torch
 from proxfield.core.devices.tensors import Tensor
@@ -30,7 +30,6 @@ from proxfield.torch.inputs import (
     Colors,
     channels_of,
     check_maps,
-    one_of,
     places_of,
     require_marginals,
     rows,

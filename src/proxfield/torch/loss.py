@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from proxfield.core.common.checks import is_real
+from proxfield.core.common.checks import is_real, one_of
 from proxfield.core.devices.cuda import Module, need_torch, torch
 from proxfield.core.devices.tensors import AutogradContext, Tensor
 from proxfield.core.filters import FILTERS
@@ -21,7 +21,7 @@ from proxfield.core.filters.torch.ops import (
 from proxfield.core.terms.gaussian import NORMALIZATIONS
 from proxfield.errors import InputError, shown
 from proxfield.images.pixels import COLOR_SIGMA, widths
-from proxfield.torch.inputs import Colors, check_maps, one_of, places_of, require_finite, rows
+from proxfield.torch.inputs import Colors, check_maps, places_of, require_finite, rows
 
 REDUCTIONS = ("mean", "sum", "none")
 
