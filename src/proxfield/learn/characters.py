@@ -53,19 +53,12 @@ MISSING = "\U000f0000"
 
 @dataclass(frozen=True)
 class Characters:
-    """Images of characters.
+    """Images of characters."""
 
-    Attributes:
-        images: 1 is ink, 0 is white.  # (n, 72, 72)
-        masks: True where a pixel is hidden.  # (n, 72, 72)
-        text: The characters, one each.
-        fonts: The names of their fonts.
-    """
-
-    images: NDArray[np.int64]
-    masks: NDArray[np.bool_]
-    text: str
-    fonts: tuple[str, ...]
+    images: NDArray[np.int64]  # 1 is ink, 0 is white  # (n, 72, 72)
+    masks: NDArray[np.bool_]  # True where a pixel is hidden  # (n, 72, 72)
+    text: str  # the characters, one each
+    fonts: tuple[str, ...]  # of each
 
     def __len__(self) -> int:
         return len(self.images)
@@ -73,38 +66,22 @@ class Characters:
 
 @dataclass(frozen=True)
 class CharacterSets:
-    """What a model is trained and tested on; no character is in two of the sets.
-
-    Attributes:
-        train: For training.
-        test: For testing, in the same fonts.
-        held_out: For testing, in a font that isn't in the others; None without one.
-    """
+    """What a model is trained and tested on; no character is in two of the sets."""
 
     train: Characters
-    test: Characters
-    held_out: Characters | None
+    test: Characters  # in the same fonts
+    held_out: Characters | None  # for testing, in a font that isn't in the others
 
 
 def gb2312() -> str:
-    """The 6,763 characters of GB 2312, the frequent ones first.
-
-    Example:
-        >>> len(gb2312()), gb2312()[0]
-        (6763, '啊')
-    """
+    """The 6,763 characters of GB 2312, the frequent ones first."""
     cells = ((row, column) for row in range(0xB0, 0xF8) for column in range(0xA1, 0xFF))
     codes = (bytes(cell).decode("gb2312", "ignore") for cell in cells)
     return "".join(codes)
 
 
 def hole_mask(hole: str = "small", side: int = SIDE) -> NDArray[np.bool_]:
-    """True in a rectangle in the middle.  # (side, side)
-
-    Example:
-        >>> [round(100 * float(hole_mask(name).mean()), 1) for name in ("small", "large")]
-        [9.8, 22.8]
-    """
+    """True in a rectangle in the middle.  # (side, side)"""
     one_of("hole", hole, HOLES)
     height, width = HOLES[hole]
     top, left = (side - height) // 2, (side - width) // 2
@@ -153,49 +130,36 @@ def make_characters(
     chosen = choose_fonts(None if fonts is None else tuple(fonts), held_out)
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(every))
-    sets, done = [], 0
+    sets: list[Characters] = []
     # each set draws from characters of its own: some are passed over, where fonts lack them
     bounds = np.rint(np.cumsum([0, *counts]) / sum(counts) * len(every)).astype(int)
     for k, count in enumerate(counts):
         characters = [every[c] for c in order[bounds[k] : bounds[k + 1]]]
         weights = {str(held_out): 1} if k == 2 else chosen
-        sets.append(_draw_set(characters, count, weights, mask, [seed, k], done, progress))
-        done += count
+        names, share = list(weights), np.array(list(weights.values())) / sum(weights.values())
+        left = iter(characters)
+        images, text, used = [], [], []
+        for number in range(count):  # random numbers of its own: more images don't change the first
+            rng = np.random.default_rng([seed, k, number])
+            name = names[int(rng.choice(len(names), p=share))]
+            font = open_font(name, round(GLYPH * SIDE * SCALE))
+            missing = font.getmask(MISSING)
+            for character in islice(left, TRIES):
+                found = font.getmask(character)
+                if found.size != missing.size or bytes(found) != bytes(missing):
+                    break
+            else:
+                raise InputError(
+                    f"the font {name} lacks most characters of GB 2312, expected others"
+                )
+            images.append(render(character, font, rng))
+            text.append(character)
+            used.append(name)
+            if progress is not None:
+                progress(sum(map(len, sets)) + number + 1)
+        masks = np.repeat(mask[None], count, axis=0)
+        sets.append(Characters(np.array(images, np.int64), masks, "".join(text), tuple(used)))
     return CharacterSets(sets[0], sets[1], sets[2] if held_out else None)
-
-
-def _draw_set(
-    characters: Sequence[str],
-    count: int,
-    weights: dict[str, int],
-    mask: NDArray[np.bool_],
-    seed: list[int],
-    done: int,
-    progress: Callable[[int], None] | None,
-) -> Characters:
-    """So many images, each with random numbers of its own: more images don't change the first."""
-    names = list(weights)
-    share = np.array([weights[name] for name in names]) / sum(weights.values())
-    left = iter(characters)
-    images, text, fonts = [], [], []
-    for k in range(count):
-        rng = np.random.default_rng([*seed, k])
-        name = names[int(rng.choice(len(names), p=share))]
-        font = open_font(name, round(GLYPH * SIDE * SCALE))
-        missing = font.getmask(MISSING)
-        for character in islice(left, TRIES):
-            found = font.getmask(character)
-            if found.size != missing.size or bytes(found) != bytes(missing):
-                break
-        else:
-            raise InputError(f"the font {name} lacks most characters of GB 2312, expected others")
-        images.append(render(character, font, rng))
-        text.append(character)
-        fonts.append(name)
-        if progress is not None:
-            progress(done + k + 1)
-    masks = np.repeat(mask[None], count, axis=0)
-    return Characters(np.array(images, dtype=np.int64), masks, "".join(text), tuple(fonts))
 
 
 def render(character: str, font: FreeTypeFont, rng: np.random.Generator) -> NDArray[np.bool_]:

@@ -29,15 +29,13 @@ from proxfield.learn.methods import (
 )
 from proxfield.learn.optimize import Callback, check_limits, stages, stoppable
 from proxfield.learn.structure import Structure, prepare
-from proxfield.learn.tied import Block, Parameters, TiedField
+from proxfield.learn.tied import Block, Parameters, TiedField, as_integers
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 T = TypeVar("T")
 
-UNARIES = ("linear", "table")
-PAIRWISE = ("potts", "ising", "table", "none")
 UPDATES = (20, 40, 80)
 """Numbers of updates that `CRF` learns through, one after the other if it has to."""
 SETTLED = 0.005
@@ -229,8 +227,8 @@ class CRF(Estimator):
         return np.ones(n, dtype=bool) if observed is None else np.asarray(observed) < 0
 
     def _check(self) -> None:
-        one_of("unary", self.unary, UNARIES)
-        one_of("pairwise", self.pairwise, PAIRWISE)
+        one_of("unary", self.unary, ("linear", "table"))
+        one_of("pairwise", self.pairwise, ("potts", "ising", "table", "none"))
         find_method(self.method)
         find_loss(self.loss)
         make_rule(self.rule, {})
@@ -329,19 +327,11 @@ def _located(function: Callable[..., T], number: int, *args: object) -> T:
 
 def _as_labels(labels: ArrayLike) -> Ints:
     _check_rows(labels, "labels")
-    out = np.asarray(labels).ravel()
-    if out.size and out.dtype.kind not in "iu":
-        raise InputError(f"labels must be integers, not {out.dtype}")
-    return out.astype(np.int64)
+    return np.asarray(as_integers(labels, "labels").ravel(), dtype=np.int64)
 
 
 def _largest(values: ArrayLike | None) -> int:
-    if values is None:
-        return -1
-    array = np.asarray(values)
-    if array.dtype.kind not in "iu" and array.size:
-        raise InputError(f"an index or labels must be integers, not {array.dtype}")
-    return int(array.max(initial=-1))
+    return -1 if values is None else int(as_integers(values, "an index or labels").max(initial=-1))
 
 
 def _width(features: Array, what: str) -> int:

@@ -5,7 +5,7 @@ Nowozin, Rother, Bagon, Sharp, Yao and Kohli: *Decision Tree Fields* (ICCV 2011)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +20,9 @@ from proxfield.core.solve.rules.base import Rule
 from proxfield.core.solve.rules.registry import make_rule
 from proxfield.errors import InputError, shown
 from proxfield.field import Field
-from proxfield.learn.chains import fit_chains
 from proxfield.learn.estimator import Estimator, whole
 from proxfield.learn.methods import fit_marginals, fit_pseudo
-from proxfield.learn.optimize import FitProgress, check_limits, stages
+from proxfield.learn.optimize import Callback, check_limits, fit_chains, stages
 from proxfield.learn.structure import prepare
 from proxfield.learn.tied import Parameters
 from proxfield.learn.trees import (
@@ -32,7 +31,6 @@ from proxfield.learn.trees import (
     Forest,
     HoledImage,
     Tree,
-    check_tree,
     feature_offsets,
     grow_forest,
     pair_offsets,
@@ -41,7 +39,6 @@ from proxfield.learn.trees import (
 if TYPE_CHECKING:
     from proxfield.result import Result
 
-Callback = Callable[[FitProgress], object]
 Images = Any
 """Label images: one array (n, height, width), or a sequence of (height, width)."""
 Masks = Any
@@ -164,14 +161,11 @@ class DecisionTreeField(Estimator):
             return start  # frequencies are all there is to learn
         instances = prepare(forest.instance(image) for image in images)
         most = ITERATIONS[self.method] if self.max_iters is None else self.max_iters
-        if self.method == "marginals":
-            l2 = 1000.0 if self.l2 is None else self.l2
-            return fit_marginals(
-                instances, start, l2=l2, max_iters=most, weaken=False, callback=callback
-            )  # the start has no interactions
-        l2 = 1.0 if self.l2 is None else self.l2
+        usual = 1000.0 if self.method == "marginals" else 1.0
+        given: Record = {"l2": usual if self.l2 is None else self.l2, "callback": callback}
+        if self.method == "marginals":  # the start has no interactions
+            return fit_marginals(instances, start, max_iters=most, weaken=False, **given)
         first = ITERATIONS["pseudo"] if self.method == "chains" else most
-        given: Record = {"l2": l2, "callback": callback}
         with stages() as interrupted:
             found = fit_pseudo(instances, start, max_iters=first, **given)
             if self.method == "pseudo" or interrupted():
@@ -222,8 +216,7 @@ class DecisionTreeField(Estimator):
         """The `Result` of inference in the field of an image.
 
         Args:
-            image: As in `field`.
-            mask: As in `field`.
+            image, mask: As in `field`.
             options: Of `proxfield.infer`, for example ``budget``.
         """
         given = {"max_iters": self.infer_iters, "seed": self.seed, "trace": False, **options}
@@ -250,8 +243,7 @@ class DecisionTreeField(Estimator):
         """Images whose hidden pixels have their most probable label.
 
         Args:
-            images: As in `predict_proba`.
-            masks: As in `predict_proba`.
+            images, masks: As in `predict_proba`.
 
         Returns:
             Label images.  # (n, height, width), or a list
@@ -274,8 +266,7 @@ class DecisionTreeField(Estimator):
         """The accuracy in holes, and the mean log q of the true labels there.
 
         Args:
-            images: As in `score`.
-            masks: As in `score`.
+            images, masks: As in `score`.
 
         Returns:
             ``accuracy`` and ``log_likelihood``.
@@ -323,8 +314,18 @@ class DecisionTreeField(Estimator):
         trees = tuple(
             Tree(tests[e - n : e], children[e - n : e]) for e, n in zip(ends, nodes, strict=True)
         )
-        for tree in trees:
-            check_tree(tree, len(features), self.n_labels_)
+        for tree in trees:  # every node is reached once, and asks for what there is
+            inner = tree.tests[:, 0] >= 0
+            feature, value = tree.tests[inner].T
+            reached = np.sort(tree.children[inner].ravel())
+            if (
+                not len(inner)
+                or (feature >= len(features)).any()
+                or not ((value >= 0) & (value <= self.n_labels_)).all()
+                or not np.array_equal(reached, np.arange(1, len(inner)))
+                or (tree.children[inner] <= np.flatnonzero(inner)[:, None]).any()  # no cycles
+            ):
+                raise InputError("the file is damaged: a tree isn't one")
         self.forest_ = Forest(self.n_labels_, features, offsets, trees[0], trees[1:])
         k, own = self.n_labels_, self.parameters_
         shapes = {UNARY: (trees[0].n_leaves, k), PAIRS: (int(self.forest_.starts[-1]), k, k)}

@@ -28,6 +28,7 @@ from proxfield.errors import InputError, ProxfieldError, shown
 from proxfield.field import Field
 from proxfield.io.files import Source, Target, atomic_write, display_name, naming_damage, read_bytes
 from proxfield.io.npy import read_member
+from proxfield.io.store import as_plain
 from proxfield.learn.tied import Parameters
 from proxfield.result import Result, Status
 
@@ -49,7 +50,7 @@ def write_arrays(path: Target, holds: str, header: Record, arrays: Arrays) -> No
         if np.asarray(array).dtype.hasobject:
             raise InputError(f"array {name!r} holds objects, expected numbers or text")
     try:
-        text = json.dumps({**about, "arrays": list(arrays), **header}, default=_plain)
+        text = json.dumps({**about, "arrays": list(arrays), **header}, default=as_plain)
     except (TypeError, ValueError) as error:
         raise InputError(
             f"a parameter can't be saved ({error}), expected numbers, text or lists",
@@ -89,13 +90,6 @@ def read_arrays(
         raise InputError(error.message, path=path) from None
 
 
-def _plain(value: object) -> object:
-    """Numpy's numbers and arrays as Python's, for JSON."""
-    if isinstance(value, np.generic | np.ndarray):
-        return value.tolist()
-    raise TypeError(f"{type(value).__name__} is no number, text or list")
-
-
 Instance: TypeAlias = Any
 """What an estimator takes; see its `fit`."""
 
@@ -131,17 +125,13 @@ class Estimator:
 
     # ---- scikit-learn's conventions ----
 
-    @classmethod
-    def _names(cls) -> list[str]:
-        return [name for name in inspect.signature(cls.__init__).parameters if name != "self"]
-
     def get_params(self, deep: bool = True) -> Record:
         """Arguments of the constructor, by name."""
-        return {name: getattr(self, name) for name in self._names()}
+        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
 
     def set_params(self, **params: object) -> Self:
         """Change arguments of the constructor; returns the estimator."""
-        names = self._names()
+        names = self.get_params()
         for name, value in params.items():
             if name not in names:
                 raise InputError(
@@ -161,7 +151,7 @@ class Estimator:
         return hasattr(self, "parameters_")
 
     def __repr__(self) -> str:
-        defaults = inspect.signature(type(self).__init__).parameters
+        defaults = inspect.signature(type(self)).parameters
         changed = [
             f"{name}={value!r}"
             for name, value in self.get_params().items()

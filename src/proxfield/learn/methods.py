@@ -19,8 +19,7 @@ from proxfield.core.common.checks import is_real, one_of, whole_number
 from proxfield.core.engines.recorded import Recorded
 from proxfield.core.solve.loop import make_updates
 from proxfield.errors import InputError, shown
-from proxfield.learn.chains import fit_chains
-from proxfield.learn.optimize import Callback, Objective, minimize, stages, stoppable
+from proxfield.learn.optimize import Callback, fit_chains, minimize, stages, stoppable
 from proxfield.learn.structure import Examples, Structure, class_weights, prepare
 from proxfield.learn.tied import Parameters, TiedField
 
@@ -39,17 +38,11 @@ FLOOR = 1e-290
 
 @dataclass(frozen=True, eq=False)
 class Targets:
-    """True labels of variables, and weights of classes.
+    """True labels of variables, and weights of classes."""
 
-    Args:
-        labels: One per variable, -1 where unknown.  # (n,)
-        offsets: First entry of each variable in flat arrays.  # (n + 1,)
-        weights: One per class.  # (classes,)
-    """
-
-    labels: Ints
-    offsets: Ints
-    weights: Doubles
+    labels: Ints  # -1 where unknown  # (n,)
+    offsets: Ints  # first entry of each variable in flat arrays  # (n + 1,)
+    weights: Doubles  # (classes,)
 
     @property
     def known(self) -> Ints:
@@ -182,12 +175,7 @@ def fit_pseudo(
     Args:
         instances: Instances with labels, or what `prepare` made of them.
         parameters: Where to start.
-        l2: Weight of the squared norm of the parameters.
-        max_iters: Maximum number of iterations.
-        tol: Stop where an iteration lowers the objective by less than this share of it.
-        class_weight: Weights of the true labels: numbers, "balanced", or None for 1.
-        fixed: Names of parameters that stay as they are.
-        callback: Called with a `FitProgress` after each iteration; true ends the fit.
+        l2, max_iters, tol, class_weight, fixed, callback: As for `fit_marginals`.
 
     Returns:
         The best parameters; Ctrl-C returns the best so far.
@@ -269,26 +257,6 @@ def marginal_loss(
     return scale * value, s.pull(run.backward(scale * d))
 
 
-def weakened(
-    parameters: Parameters, names: Collection[str], objective: Objective, l2: float
-) -> Parameters:
-    """The best of some parameters whose interactions are multiplied by 1, ½, ¼, … and 0.
-
-    Pseudo-likelihood may find interactions that are much too strong for mean field; there the
-    marginals are certain, often wrong, and no small change of parameters matters.
-    """
-    best, least = parameters, np.inf
-    if not any(parameters[name].any() for name in names):
-        return parameters
-    for factor in FACTORS:
-        tried = {k: factor * v if k in names else v for k, v in parameters.items()}
-        value = objective(tried)[0]
-        value += 0.5 * l2 * sum(float((v * v).sum()) for v in tried.values())
-        if value < least:
-            best, least = tried, value
-    return best
-
-
 def fit_marginals(
     instances: Iterable[TiedField] | Examples,
     parameters: Parameters,
@@ -344,10 +312,18 @@ def fit_marginals(
         )
 
     with stages() as interrupted:
-        if weaken:
-            names = [name for name in structure.interactions if name not in fixed]
+        names = [name for name in structure.interactions if name not in fixed]
+        if weaken and any(start[name].any() for name in names):
+            # pseudo-likelihood may find interactions that are much too strong for mean field; there
+            # the marginals are certain, often wrong, and no small change of parameters matters
+            given, least = start, np.inf
             with stoppable():
-                start = weakened(start, names, objective, l2)
+                for factor in FACTORS:
+                    tried = {k: factor * v if k in names else v for k, v in given.items()}
+                    value = objective(tried)[0]
+                    value += 0.5 * l2 * sum(float((v * v).sum()) for v in tried.values())
+                    if value < least:
+                        start, least = tried, value
         if interrupted():
             return start
         return minimize(

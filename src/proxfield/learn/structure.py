@@ -70,17 +70,11 @@ class _Shared:
 
 
 class Examples(ABC):
-    """What parameters are learned from: variables with labels, whose updates have an adjoint.
+    """What parameters are learned from: variables with labels, whose updates have an adjoint."""
 
-    Attributes:
-        labels: Truth of the variables, -1 where unknown.  # (n,)
-        offsets: First entry of each variable in flat arrays.  # (n + 1,)
-        shapes: Shape of the parameters of each name.
-    """
-
-    labels: Ints
-    offsets: Ints
-    shapes: dict[str, tuple[int, ...]]
+    labels: Ints  # truth of the variables, -1 where unknown  # (n,)
+    offsets: Ints  # first entry of each variable in flat arrays  # (n + 1,)
+    shapes: dict[str, tuple[int, ...]]  # of the parameters of each name
 
     @property
     def interactions(self) -> list[str]:
@@ -161,7 +155,7 @@ class Structure(Examples):
     n_entries: int
     _shared: list[_Shared] = field(repr=False)
     devices: dict[str, TiedEnergy] = field(default_factory=dict, repr=False)
-    """What `on_torch` has made, by device."""
+    """The factors on devices of torch."""
 
     @property
     def n_vars(self) -> int:
@@ -202,30 +196,24 @@ class Structure(Examples):
         first = np.flatnonzero(new)
         return first, np.searchsorted(first, edges.ptr)
 
-    def on_torch(self, device: str) -> TiedEnergy:
-        """The factors on a device of torch, made once."""
-        from proxfield.core.engines.torch.tied import TiedEnergy
-
-        if device not in self.devices:
-            factors = [self.factors[k] for k in sorted(self.factors)]
-            self.devices[device] = TiedEnergy(factors, self.offsets, device)
-        return self.devices[device]
-
     @property
     def interactions(self) -> list[str]:
         return list(dict.fromkeys(s.name for s in self._shared if len(s.shape) > 1))
 
     def updates(self, w: Doubles, device: str = "cpu") -> Recorded[Any]:
         """Updates over the tables w: compiled kernels, or torch on another device than "cpu"."""
+        factors = [self.factors[k] for k in sorted(self.factors)]
         if device != "cpu":
-            from proxfield.core.engines.torch.tied import TorchUpdates
+            from proxfield.core.engines.torch.tied import TiedEnergy, TorchUpdates
 
-            return TorchUpdates(self.on_torch(device), w)
+            if device not in self.devices:
+                self.devices[device] = TiedEnergy(factors, self.offsets, device)
+            return TorchUpdates(self.devices[device], w)
         from proxfield.core.engines.numba.tied import SpinUpdates, TableUpdates
 
         if self.binary:
             return SpinUpdates(self.order(1), self.order(2), self.runs, self.ptr, w)
-        return TableUpdates([self.factors[k] for k in sorted(self.factors)], self.offsets, w)
+        return TableUpdates(factors, self.offsets, w)
 
     def tables(self, parameters: Parameters) -> Doubles:
         """All tables one after another.  # (n_entries,)"""

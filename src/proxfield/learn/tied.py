@@ -66,7 +66,7 @@ class Block:
 
     def __post_init__(self) -> None:
         name, features, index, n_tables = self.name, self.features, self.index, self.n_tables
-        scopes, form = _as_integers(self.variables, f"variables of block {name!r}"), self.form
+        scopes, form = as_integers(self.variables, f"variables of block {name!r}"), self.form
         if scopes.ndim == 1:
             scopes = scopes[:, None]
         if scopes.ndim != 2 or scopes.shape[1] == 0:
@@ -77,7 +77,7 @@ class Block:
             raise InputError(f"block {name!r} needs features or an index, and not both")
         which = None
         if index is not None:
-            which = _as_integers(index, f"index of block {name!r}")
+            which = as_integers(index, f"index of block {name!r}")
             if which.shape != (len(scopes),):
                 raise InputError(
                     f"block {name!r} has {len(scopes)} factors but an index of shape {which.shape}"
@@ -170,7 +170,7 @@ def contract(gradient: Doubles, basis: Doubles | None, arity: int) -> Doubles:
     return np.asarray(np.tensordot(gradient, basis, axes=axes))
 
 
-def _as_integers(values: ArrayLike, what: str) -> Array:
+def as_integers(values: ArrayLike, what: str) -> Array:
     """Integers in the type that they have: large instances come in 32 bits."""
     raw = np.asarray(values)
     if raw.size == 0:

@@ -31,15 +31,10 @@ UNARY, PAIRS = "unary", "pairs"
 
 @dataclass(frozen=True, eq=False)
 class Tree:
-    """A decision tree; node 0 is the root.
+    """A decision tree; node 0 is the root."""
 
-    Attributes:
-        tests: Feature and value that each node asks for, −1 in leaves.  # (nodes, 2)
-        children: The node to go to if the feature has that value, and if not.  # (nodes, 2)
-    """
-
-    tests: Ints
-    children: Ints
+    tests: Ints  # feature and value that each node asks for, −1 in leaves  # (nodes, 2)
+    children: Ints  # the node to go to if the feature has that value, and if not  # (nodes, 2)
 
     @property
     def n_leaves(self) -> int:
@@ -55,19 +50,12 @@ class Tree:
 
 @dataclass(frozen=True, eq=False)
 class HoledImage:
-    """An image of labels of which some pixels are hidden.
+    """An image of labels of which some pixels are hidden."""
 
-    Attributes:
-        labels: The labels; those of hidden pixels are known in training only.  # (height, width)
-        hidden: True for hidden pixels.  # (height, width)
-        n_labels: Number of labels, K.
-        reach: Maximum distance, along an axis, of a pixel that is looked at.
-    """
-
-    labels: Ints
-    hidden: NDArray[np.bool_]
-    n_labels: int
-    reach: int
+    labels: Ints  # those of hidden pixels are known in training only  # (height, width)
+    hidden: NDArray[np.bool_]  # (height, width)
+    n_labels: int  # K
+    reach: int  # maximum distance, along an axis, of a pixel that is looked at
 
     @cached_property
     def padded(self) -> Bytes:
@@ -121,11 +109,6 @@ def grow(
     """Grow a tree that predicts classes, best-first; with fewer leaves if no more tests help.
 
     There are at least ``least`` samples in a leaf.  # (samples, features), (samples,)
-
-    Example:
-        >>> x = np.array([[0, 2], [1, 2], [2, 2], [1, 0]], dtype=np.uint8)
-        >>> grow(x, np.array([0, 1, 0, 1]), 3, 2, 8).tests.tolist()
-        [[0, 1], [-1, -1], [-1, -1]]
     """
     from proxfield.learn import kernels
 
@@ -139,21 +122,6 @@ def grow(
     return Tree(tests[:nodes].copy(), children[:nodes].copy())
 
 
-def check_tree(tree: Tree, n_features: int, n_values: int) -> None:
-    """Raise `InputError` unless every node is reached once and asks for what there is."""
-    inner = tree.tests[:, 0] >= 0
-    feature, value = tree.tests[inner].T
-    reached = np.sort(tree.children[inner].ravel())
-    if (
-        not len(inner)
-        or (feature >= n_features).any()
-        or not ((value >= 0) & (value <= n_values)).all()
-        or not np.array_equal(reached, np.arange(1, len(inner)))
-        or (tree.children[inner] <= np.flatnonzero(inner)[:, None]).any()  # no cycles
-    ):
-        raise InputError("the file is damaged: a tree isn't one")
-
-
 def gain_scores(n: int) -> Ints:
     """k log₂ k for k up to n, in units of gain.  # (n + 1,)"""
     k = np.arange(n + 1, dtype=np.float64)
@@ -161,12 +129,7 @@ def gain_scores(n: int) -> Ints:
 
 
 def log_frequencies(leaves: Ints, classes: Ints, n_leaves: int, n_classes: int) -> Doubles:
-    """Logarithms of the smoothed frequencies of classes in leaves.  # (leaves, classes)
-
-    Example:
-        >>> np.exp(log_frequencies(np.array([0, 0]), np.array([1, 1]), 1, 2)).tolist()
-        [[0.25, 0.75]]
-    """
+    """Logarithms of the smoothed frequencies of classes in leaves.  # (leaves, classes)"""
     flat = np.bincount(leaves * n_classes + classes, minlength=n_leaves * n_classes)
     counts = flat.reshape(n_leaves, n_classes) + 1.0
     return np.asarray(np.log(counts / counts.sum(axis=1, keepdims=True)))
@@ -174,21 +137,13 @@ def log_frequencies(leaves: Ints, classes: Ints, n_leaves: int, n_classes: int) 
 
 @dataclass(frozen=True, eq=False)
 class Forest:
-    """Which table each pixel, and each pair of pixels, gets.
+    """Which table each pixel, and each pair of pixels, gets."""
 
-    Attributes:
-        n_labels: Number of labels, K.
-        features: Offsets of the pixels that trees look at.  # (F, 2)
-        offsets: Offsets of pairs.  # (m, 2)
-        unary: The tree of single pixels.
-        pairs: The tree of each offset; it looks at pixels around the first of the pair.
-    """
-
-    n_labels: int
-    features: Ints
-    offsets: Ints
-    unary: Tree
-    pairs: tuple[Tree, ...]
+    n_labels: int  # K
+    features: Ints  # offsets of the pixels that trees look at  # (F, 2)
+    offsets: Ints  # of pairs  # (m, 2)
+    unary: Tree  # of single pixels
+    pairs: tuple[Tree, ...]  # of each offset, looking at pixels around the first of the pair
 
     @cached_property
     def starts(self) -> Ints:
