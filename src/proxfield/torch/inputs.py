@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 
@@ -17,23 +18,12 @@ from proxfield.images.pixels import widths
 
 ROUNDING = 1e-3
 """How far values may be outside their range, relative to it, before a warning."""
-INTEGER_RANGE = (0.0, 255.0)
-FLOAT_RANGE = (0.0, 1.0)
 
 
 class Colors:
     """How values of images are read: as numbers within 0 and 1.
 
-    Args:
-        image_range: The values of black and white: two numbers; "auto": 0 and 255 for integers, 0
-            and 1 for floats; None: values are taken as they are, in units of their own.
-        mean: What was subtracted from the image, per channel, before it was divided by ``std``;
-            both are undone first.
-        std: See ``mean``.
-
-    Example:
-        >>> Colors((0, 255), None, None).scale(False)
-        (0.0, 255.0)
+    The arguments are those of `proxfield.torch.DenseCRF`.
     """
 
     def __init__(
@@ -45,20 +35,23 @@ class Colors:
         self.range: tuple[float, float] | None = None
         self.auto = isinstance(image_range, str) and image_range == "auto"
         if not (self.auto or image_range is None):
-            self.range = _range(image_range)
+            given: Array = image_range
+            try:
+                low, high = given
+                right = is_real(low) and is_real(high) and -math.inf < low < high < math.inf
+            except (TypeError, ValueError):
+                right = False
+            if not right:
+                raise InputError(
+                    f'image_range={shown(given)}, expected two numbers (low, high), "auto" or None'
+                )
+            self.range = float(low), float(high)
         self.mean = None if mean is None else _numbers(mean, "mean")
         self.std = None if std is None else _numbers(std, "std")
         if self.std is not None:
             widths(self.std, len(self.std), "std", "channel")
         self.looked = False
         """Whether a warning was given, or need not be looked for again."""
-
-    def scale(self, floats: bool) -> tuple[float, float]:
-        """What becomes 0, and how much 1 is above it."""
-        if self.range is None and not self.auto:
-            return 0.0, 1.0
-        low, high = self.range or (FLOAT_RANGE if floats else INTEGER_RANGE)
-        return low, high - low
 
     def read(self, image: Tensor, pixels: Sequence[int], like: Tensor, check: bool) -> Tensor:
         """The image's pixels within 0 and 1, in the type of ``like``.
@@ -81,10 +74,13 @@ class Colors:
                 )
             given = seen.new_tensor(values)
             seen = seen * given if name == "std" else seen + given
-        low, width = self.scale(floats)
+        if self.range is None and not self.auto:
+            return seen
+        low, high = self.range or (0.0, 1.0 if floats else 255.0)
+        width = high - low
         if (low, width) != (0.0, 1.0):
             seen = (seen - low) / width
-        if check and (self.auto or self.range is not None) and image.dtype != torch.uint8:
+        if check and image.dtype != torch.uint8:
             self.look(seen, low, width)
         return seen
 
@@ -108,19 +104,6 @@ class Colors:
                 InputWarning,
                 stacklevel=2,
             )
-
-
-def _range(given: Array) -> tuple[float, float]:
-    try:
-        low, high = given
-        right = is_real(low) and is_real(high) and -float("inf") < low < high < float("inf")
-    except (TypeError, ValueError):
-        right = False
-    if not right:
-        raise InputError(
-            f'image_range={shown(given)}, expected two numbers (low, high), "auto" or None'
-        )
-    return float(low), float(high)
 
 
 def _numbers(given: Array, name: str) -> list[float]:
@@ -210,7 +193,7 @@ def require_marginals(
         (torch.isneginf(unary), "logits hold +inf or energies -inf"),
     ):
         at = "first at image {0}, label {2}, pixel {1} (counted from 0)"
-        _refuse(wrong, f"{what}, {at}; expected finite numbers", pixels)
+        refuse_where(wrong, f"{what}, {at}; expected finite numbers", pixels)
     require_features(features, pixels)
     if not bool(torch.isfinite(tables).all()):
         raise InputError(DIVERGED)
@@ -218,18 +201,8 @@ def require_marginals(
         "all labels of image {0}, pixel {1} have the energy +inf; expected a finite one for at "
         "least one label"
     )
-    _refuse(torch.isposinf(unary).all(dim=-1), text, pixels)
+    refuse_where(torch.isposinf(unary).all(dim=-1), text, pixels)
     raise InputError("the updates overflowed; expected smaller weights, energies or steps")
-
-
-def require_finite(s: Tensor, features: list[Tensor], pixels: Sequence[int]) -> None:
-    """Raise if probabilities (s) or features hold NaN or infinite values, and name the first."""
-    text = (
-        "logits or probabilities hold NaN or +inf, first at image {0}, pixel {1} (counted from 0); "
-        "expected finite numbers"
-    )
-    _refuse(~torch.isfinite(s).all(dim=-1), text, pixels)  # a softmax spreads NaN over the labels
-    require_features(features, pixels)
 
 
 def require_features(features: list[Tensor], pixels: Sequence[int]) -> None:
@@ -239,10 +212,10 @@ def require_features(features: list[Tensor], pixels: Sequence[int]) -> None:
             f"features of term {k} hold NaN or infinite values, first at image {{0}}, pixel {{1}}, "
             "feature {2}; check the image, the embeddings and the bandwidths"
         )
-        _refuse(~torch.isfinite(points), text, pixels)
+        refuse_where(~torch.isfinite(points), text, pixels)
 
 
-def _refuse(wrong: Tensor, text: str, pixels: Sequence[int]) -> None:
+def refuse_where(wrong: Tensor, text: str, pixels: Sequence[int]) -> None:
     """Raise where something is true; the text takes image, pixel and label of the first place."""
     if bool(wrong.any()):
         image, pixel, *label = (int(i) for i in wrong.nonzero()[0])

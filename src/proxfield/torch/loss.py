@@ -21,9 +21,14 @@ from proxfield.core.filters.torch.ops import (
 from proxfield.core.terms.gaussian import NORMALIZATIONS
 from proxfield.errors import InputError, shown
 from proxfield.images.pixels import COLOR_SIGMA, widths
-from proxfield.torch.inputs import Colors, check_maps, places_of, require_finite, rows
-
-REDUCTIONS = ("mean", "sum", "none")
+from proxfield.torch.inputs import (
+    Colors,
+    check_maps,
+    places_of,
+    refuse_where,
+    require_features,
+    rows,
+)
 
 
 class DenseCRFLoss(Module):  # type: ignore[misc]
@@ -51,9 +56,7 @@ class DenseCRFLoss(Module):  # type: ignore[misc]
         filter: "exact", "lattice" or "auto", as for `DenseCRF`.
         reduction: "mean": divided by the number of pixels that count, over all images; "sum"; or
             "none": the sum of each image.  # (B,)
-        image_range: Values of black and white in the image, as for `DenseCRF`.
-        mean: Undo the normalization of the image, as for `DenseCRF`.
-        std: See ``mean``.
+        image_range, mean, std: How the image is read, as for `DenseCRF`.
         check: Raise an error that names the first input with NaN or infinite values if the loss is
             not a number, and look at the range of images; the former waits for the device.
 
@@ -85,7 +88,7 @@ class DenseCRFLoss(Module):  # type: ignore[misc]
         super().__init__()
         one_of("normalization", normalization, NORMALIZATIONS)
         one_of("filter", filter, ("auto", *FILTERS))
-        one_of("reduction", reduction, REDUCTIONS)
+        one_of("reduction", reduction, ("mean", "sum", "none"))
         self.bilateral_sigma, self.bilateral_color = bilateral_sigma, bilateral_color
         self.spatial_sigma = spatial_sigma
         for name in ("bilateral_sigma", "bilateral_color", "spatial_sigma"):
@@ -225,7 +228,12 @@ def _loss(
         mine, all_of = seen[..., :-1], seen[..., -1:]
         sums = (held * (all_of - mine)).sum(dim=(1, 2))
         if check and not bool(torch.isfinite(sums).all()):
-            require_finite(s, features, pixels)
+            text = (
+                "logits or probabilities hold NaN or +inf, first at image {0}, pixel {1} (counted "
+                "from 0); expected finite numbers"
+            )
+            refuse_where(~torch.isfinite(s).all(-1), text, pixels)  # a softmax spreads NaN
+            require_features(features, pixels)
         if not learns:
             return sums, s.new_empty(0)
         return sums, moves * (all_of - 2 * mine)

@@ -44,21 +44,14 @@ SMALLEST_PROBABILITY = 1e-30
 
 @dataclass
 class Solution:
-    """Where an iteration stands.
+    """Where an iteration stands."""
 
-    Attributes:
-        theta: Energies.  # (B, n, c)
-        q: Marginals, softmax(−θ).  # (B, n, c)
-        iterations: Updates made.
-        change: Largest change of a marginal by the last, over the step.
-        kept: θ before the updates that were asked for.  # (B, n, c) each
-    """
-
-    theta: Tensor
-    q: Tensor
+    theta: Tensor  # (B, n, c)
+    q: Tensor  # softmax(−θ)  # (B, n, c)
     iterations: int = 0
-    change: float = np.inf
+    change: float = np.inf  # the largest of a marginal by the last update, over the step
     kept: list[Tensor] = field(default_factory=list)
+    """θ before the updates that were asked for.  # (B, n, c) each"""
 
 
 class ProximalUpdates(Updates[Tensor, Solution]):
@@ -176,15 +169,8 @@ def adjoint(
     apply, with S as the preconditioner. S⁺ is never needed: each direction is S times a vector
     that is carried along. One product with H an iteration, the cost of a forward update.
 
-    Args:
-        hessian: p ↦ H p.  # (B, n, c) -> (B, n, c)
-        q: Marginals.  # (B, n, c)
-        grad: The gradient for θ, finite.  # (B, n, c)
-        tol: On the residual in the norm of S, relative to its start.
-        iterations: Maximum number of iterations.
-
-    Returns:
-        y, and what is wrong with it: "" where it was solved.  # (B, n, c)
+    ``hessian`` is p ↦ H p, ``grad`` finite, and ``tol`` on the residual in the norm of S, relative
+    to its start. Returns y, and what is wrong with it: "" where it was solved.  # (B, n, c) each
     """
 
     def dot(a: Tensor, b: Tensor) -> Tensor:
@@ -222,39 +208,28 @@ def adjoint(
     return grad - x, ""
 
 
+_told: set[str] = set()
+"""What this process has warned of."""
+
+
 def implicit(
     hessian: Function, q: Tensor, target: Tensor, grad: Tensor, limits: tuple[float, float, int]
 ) -> Tensor | None:
     """The gradient for the unaries at a fixed point; None, and a warning, where there isn't one.
 
-    Args:
-        hessian: As for `adjoint`.
-        q: Marginals.  # (B, n, c)
-        target: g(q).  # (B, n, c)
-        grad: As for `adjoint`.
-        limits: The largest relative residual; tolerance and number of iterations of `adjoint`.
+    ``target`` is g(q); ``limits`` are the largest relative residual, and tolerance and number of
+    iterations of `adjoint`, from which the other arguments are.
     """
     most, tol, iterations = limits
-    away = relative_residual(q, target)
-    if not away <= most:
-        warn_fallback(f"relative residual {away:.1e}, limit {most:.1e}: not converged")
-        return None
-    y, trouble = adjoint(hessian, q, grad, tol, iterations)
-    if trouble:
-        warn_fallback(trouble)
-        return None
-    return y
-
-
-_told: set[str] = set()
-
-
-def warn_fallback(what: str) -> None:
-    """Warn, once per process: a training loop would do so thousands of times."""
-    if "fallback" not in _told:
+    away, y = relative_residual(q, target), None
+    trouble = f"relative residual {away:.1e}, limit {most:.1e}: not converged"
+    if away <= most:
+        y, trouble = adjoint(hessian, q, grad, tol, iterations)
+    if trouble and "fallback" not in _told:  # once: a training loop would warn thousands of times
         _told.add("fallback")
         text = (
-            f"proxfield.torch: the implicit gradient would be wrong ({what}); "
+            f"proxfield.torch: the implicit gradient would be wrong ({trouble}); "
             "the exact gradient of the updates made is used instead"
         )
         warnings.warn(text, GradientWarning, stacklevel=2)
+    return None if trouble else y
