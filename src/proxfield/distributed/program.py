@@ -42,12 +42,7 @@ of numpy take less than one of scipy, whose code the kernels have driven out of 
 
 
 class Exchange:
-    """The exchange of marginals, for any program.
-
-    Args:
-        partition: The part.
-        program: Its program.
-    """
+    """The exchange of marginals, for any program."""
 
     def __init__(self, partition: Partition, program: Program) -> None:
         self.partition, self.program = partition, program
@@ -67,15 +62,6 @@ class Exchange:
         if len(g):
             self.program.set_unary(self.partition.base + g, self.border)
         return correction
-
-
-def exchange_of(partition: Partition, program: Program) -> Exchange:
-    """The exchange in the smallest form that all ranks can do. Collective."""
-    cut = partition.cut
-    able = not (cut.larger or cut.extras) and all(isinstance(t, Ising) for t in cut.pairs)
-    if partition.transport.maximum(not (able and hasattr(program, "spins_at"))):
-        return Exchange(partition, program)
-    return SpinExchange(partition, cast("BinaryProgram", program))
 
 
 class SpinExchange(Exchange):
@@ -161,26 +147,14 @@ def product_of(
 class Seconds:
     """Where the time of a rank went."""
 
-    exchange: float = 0.0
-    """Waiting for neighbors' marginals, and sending."""
-    cut: float = 0.0
-    """Terms across the cut, and replacing unary energies."""
-    kernel: float = 0.0
-    """The rank's own updates."""
-    reduce: float = 0.0
-    """Sums and maxima over all ranks."""
+    exchange: float = 0.0  # waiting for neighbors' marginals, and sending
+    cut: float = 0.0  # terms across the cut, and replacing unary energies
+    kernel: float = 0.0  # the rank's own updates
+    reduce: float = 0.0  # sums and maxima over all ranks
 
 
 class PartProgram(Program):
-    """Advances one rank's part of a field. Every method is collective.
-
-    Args:
-        partition: The part.
-        kernels: As for `compile_program`.
-        dtype: "float64" or "float32".
-        threads: Maximum number of threads.
-        every: Updates between two reductions.
-    """
+    """Advances one rank's part of a field, reducing every so many updates; all is collective."""
 
     def __init__(
         self, partition: Partition, kernels: str, dtype: str, threads: int | None, every: int = 1
@@ -195,7 +169,12 @@ class PartProgram(Program):
         """Set by Ctrl-C on this rank."""
         self.stop_asked = False
         """Whether it was set on any rank, at the last reduction."""
-        self.border = exchange_of(partition, self.program)
+        # the exchange in the smallest form that all ranks can do
+        cut = partition.cut
+        able = not (cut.larger or cut.extras) and all(isinstance(t, Ising) for t in cut.pairs)
+        able = able and hasattr(self.program, "spins_at")
+        kind = Exchange if self.transport.maximum(not able) else SpinExchange
+        self.border = kind(partition, cast("BinaryProgram", self.program))
         self.seconds, self.cpu_seconds = Seconds(), Seconds()
         self.shared_f: tuple[State, float] | None = None
         """A state whose F is known, which rules that look at F leave behind."""
@@ -244,11 +223,7 @@ class PartProgram(Program):
         return out  # type: ignore[return-value]
 
     def exchange(self, state: State) -> float:
-        """Take the neighbors' marginals into the unary energies.
-
-        Returns:
-            What makes F of this rank's program its part of the whole F.
-        """
+        """Take the neighbors' marginals in; returns what makes this rank's F part of the whole."""
         since = time.perf_counter(), time.thread_time()
         return self._meet(self.border.own(state), since)
 
@@ -303,7 +278,12 @@ class PartProgram(Program):
             elif isinstance(plan, Order):
                 f[k], change[k] = self._sweep(state, plan)
             else:
-                f[k], change[k], twice = self._plain(state, plan)
+                correction = self.exchange(state)
+                since = time.perf_counter(), time.thread_time()
+                rows = self.program.advance(state, plan, 1, -1.0, True)
+                self._timed("kernel", since)
+                f[k], change[k] = rows.free_energy[0] + correction, rows.change[0]
+                twice = rows.period2
         if isinstance(plan, Update) and plan.watches:  # F is of the whole field already
             f = f / self.transport.size
         lost = np.isnan(change)
@@ -315,14 +295,6 @@ class PartProgram(Program):
         f = self._reduce(f, "sum")
         self.stop_asked = bool(reduced[n + 1])
         return Rows(f if trace else np.full(n, np.nan), change, float(reduced[n]))
-
-    def _plain(self, state: State, plan: Plan) -> tuple[float, float, float]:
-        """One update: this rank's part of F before it, its change, and difference."""
-        correction = self.exchange(state)
-        since = time.perf_counter(), time.thread_time()
-        rows = self.program.advance(state, plan, 1, -1.0, True)
-        self._timed("kernel", since)
-        return float(rows.free_energy[0]) + correction, float(rows.change[0]), rows.period2
 
     def _sweep(self, state: State, plan: Order) -> tuple[float, float]:
         """Color by color, with an exchange before each; every rank knows the colors of all."""
@@ -373,17 +345,13 @@ class PartProgram(Program):
             _, state.memory["size"] = searched(plan.search, size, f, tried, self.dtype)
             new = last
         else:
-            new = moved(self._adapted(kept, plan.step))
+            layout, step = self.partition.lowered.layout, plan.step
+            if layout.n_vars:  # less damping where marginals are close to 0 or 1
+                q = self.program.marginals(kept)
+                spread = np.maximum.reduceat(4 * q * (1 - q), layout.offsets[:-1])
+                step = np.asarray(1 / (1 + (1 / step - 1) * spread))
+            new = moved(step)
             if new > f + slack(f, self.dtype):
                 new = moved(plan.step if plan.fallback is None else plan.fallback)
         self.shared_f = state, new
         return f, found[0], found[1]
-
-    def _adapted(self, state: State, step: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Steps with less damping where marginals are close to 0 or 1."""
-        layout = self.partition.lowered.layout
-        if layout.n_vars == 0:
-            return step
-        q = self.program.marginals(state)
-        spread = np.maximum.reduceat(4 * q * (1 - q), layout.offsets[:-1])
-        return np.asarray(1 / (1 + (1 / step - 1) * spread))
