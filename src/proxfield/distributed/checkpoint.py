@@ -94,11 +94,17 @@ def restore(state: State, arrays: Record, values: Record) -> None:
 
 @dataclass
 class Checkpoints:
-    """Where a run is kept."""
+    """Where a run is kept.
 
-    folder: Path  # that all ranks see, or one on each machine that the same rank sees again
+    Args:
+        folder: A folder that all ranks see, or one on each machine that the same rank sees again.
+        transport: Connects the ranks.
+        key: What the run is: another one isn't resumed.
+    """
+
+    folder: Path
     transport: Transport
-    key: str  # what the run is: another one isn't resumed
+    key: str
     number: int = 0
 
     def __post_init__(self) -> None:

@@ -83,6 +83,10 @@ class Cut:
 
         A program whose unary energies hold the gradient g counts ⟨q, g⟩ for the cut. A term of k
         variables is counted once by each of them, so that 1/k of it is each variable's part.
+
+        Args:
+            border: Marginals of the border.
+            ghosts: Marginals of the ghosts.
         """
         g = np.asarray(self.matrix @ ghosts)
         correction = self.constant - 0.5 * float(border @ g)
@@ -157,9 +161,12 @@ def consecutive(entries: Ints) -> Ints | slice:
 
 
 def split(lowered: Lowered, user_owner: Ints, rank: int) -> tuple[Lowered, Cut]:
-    """What a rank owns of the whole field, and its cut.
+    """What a rank owns, and its cut.
 
-    ``user_owner`` is the rank of each of the user's variables.  # (full.n_vars,)
+    Args:
+        lowered: The whole field.
+        user_owner: The rank of each of the user's variables.  # (full.n_vars,)
+        rank: The rank.
     """
     reduction, layout = lowered.reduction, lowered.layout
     whole = isinstance(reduction, Untouched)

@@ -137,7 +137,8 @@ def infer(
         seed: Random seed.
         threads: Maximum number of threads of each rank.
         device: As in `proxfield.infer`; with several GPUs, each rank's own.
-        kernels, dtype: As in `proxfield.infer`.
+        kernels: As in `proxfield.infer`.
+        dtype: As in `proxfield.infer`.
         keep: "last" or "best".
         trace: Keep F of every state.
         reduce_every: Updates between reductions of F and of changes: the run may end that many

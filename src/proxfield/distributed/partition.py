@@ -31,14 +31,19 @@ from proxfield.field import Field
 
 @dataclass
 class Routes:
-    """Where what ranks exchange belongs: numbers of the border, and of the ghosts."""
+    """Where what ranks exchange belongs: numbers of the border, and of the ghosts.
+
+    Args:
+        transport: Connects the ranks.
+        n_ghosts: Numbers of all ghosts.
+        sends: Numbers of the border (positions in it) that each neighbor wants.
+        receives: Where each neighbor's are among those of the ghosts.
+    """
 
     transport: Transport
     n_ghosts: int
     sends: dict[int, Ints | slice] = field_of(default_factory=dict)
-    """Positions in the border of what each neighbor wants."""
     receives: dict[int, slice] = field_of(default_factory=dict)
-    """Where each neighbor's are among those of the ghosts."""
 
     def ghosts(self, own: Floats) -> Floats:
         """Exchange numbers of the border for those of the ghosts. Collective."""
@@ -56,12 +61,17 @@ class Routes:
 
 @dataclass(frozen=True, eq=False)
 class Whole:
-    """The whole field, and which of its variables are this rank's."""
+    """The whole field, and which of its variables are this rank's.
+
+    Attributes:
+        lowered: The lowered field.
+        curvature: Its curvature.
+        given: Which of the user's variables are this rank's.  # (full.n_vars,)
+    """
 
     lowered: Lowered
     curvature: Curvature
     given: NDArray[np.bool_]
-    """Which of the user's variables are this rank's.  # (full.n_vars,)"""
 
     @cached_property
     def mine(self) -> NDArray[np.bool_]:
@@ -172,7 +182,12 @@ class Partition:
     def random(
         self, draw: Callable[[np.random.Generator, int], NDArray[np.float64]], *seed: int
     ) -> NDArray[np.float64]:
-        """Random numbers for this rank's entries; those of one process, if it held the field."""
+        """Random numbers for this rank's entries; those of one process, if it held the field.
+
+        Args:
+            draw: Draws so many numbers.
+            seed: The seed.
+        """
         if self.whole is None:
             size = self.lowered.layout.size
             return draw(np.random.default_rng([*seed, self.rank]), size)

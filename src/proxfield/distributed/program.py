@@ -42,7 +42,12 @@ of numpy take less than one of scipy, whose code the kernels have driven out of 
 
 
 class Exchange:
-    """The exchange of marginals, for any program."""
+    """The exchange of marginals, for any program.
+
+    Args:
+        partition: The part.
+        program: Its program.
+    """
 
     def __init__(self, partition: Partition, program: Program) -> None:
         self.partition, self.program = partition, program
@@ -154,7 +159,15 @@ class Seconds:
 
 
 class PartProgram(Program):
-    """Advances one rank's part of a field, reducing every so many updates; all is collective."""
+    """Advances one rank's part of a field. Every method is collective.
+
+    Args:
+        partition: The part.
+        kernels: As for `compile_program`.
+        dtype: "float64" or "float32".
+        threads: Maximum number of threads.
+        every: Updates between two reductions.
+    """
 
     def __init__(
         self, partition: Partition, kernels: str, dtype: str, threads: int | None, every: int = 1
@@ -223,7 +236,11 @@ class PartProgram(Program):
         return out  # type: ignore[return-value]
 
     def exchange(self, state: State) -> float:
-        """Take the neighbors' marginals in; returns what makes this rank's F part of the whole."""
+        """Take the neighbors' marginals into the unary energies.
+
+        Returns:
+            What makes F of this rank's program its part of the whole F.
+        """
         since = time.perf_counter(), time.thread_time()
         return self._meet(self.border.own(state), since)
 

@@ -60,8 +60,12 @@ class SpreadVectors(HostVectors):
 class SpreadLanczos(Lanczos):
     """`Lanczos` where scalar products are sums over ranks.
 
-    ``apply`` is collective, ``start`` this rank's part of the first vector, which needn't be
-    normalized, and ``total`` the number of entries of a whole vector.
+    Args:
+        transport: Connects the ranks.
+        apply: The operator, collective.
+        start: This rank's part of the first vector; not normalized.
+        tol: As in `Lanczos`.
+        total: Entries of a whole vector.
     """
 
     def __init__(

@@ -27,7 +27,14 @@ T = TypeVar("T")
 
 
 class TorchTransport(Transport):
-    """See `Transport`. A process group that exists already is used, else one is made."""
+    """See `Transport`. A process group that exists already is used, else one is made.
+
+    Args:
+        backend: "gloo" or "nccl".
+        rank: The number of this rank.
+        size: Number of ranks.
+        timeout: Seconds to wait for others.
+    """
 
     def __init__(self, backend: str, rank: int, size: int, timeout: float = TIMEOUT) -> None:
         if torch is None:

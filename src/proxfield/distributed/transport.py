@@ -161,6 +161,11 @@ class Sockets(Transport):
     """Ranks connected by TCP, without torch: every pair of ranks has a connection.
 
     Connections aren't encrypted: for one machine or a trusted network.
+
+    Args:
+        rank: The number of this rank.
+        size: Number of ranks.
+        timeout: Seconds to wait for others.
     """
 
     def __init__(self, rank: int, size: int, timeout: float = TIMEOUT) -> None:
@@ -387,7 +392,13 @@ def gather_texts(transport: Transport, text: str) -> list[str]:
 
 
 def agree(transport: Transport, text: str, what: str) -> None:
-    """Raise `DistributedError` on every rank unless all have the same text; ``what`` names it."""
+    """Raise `DistributedError` on every rank unless all have the same text.
+
+    Args:
+        transport: Connects the ranks.
+        text: What this rank has.
+        what: What it is, for the message.
+    """
     texts = gather_texts(transport, text)
     other = next((r for r, t in enumerate(texts) if t != texts[0]), None)
     if other is not None:

@@ -216,7 +216,8 @@ class DecisionTreeField(Estimator):
         """The `Result` of inference in the field of an image.
 
         Args:
-            image, mask: As in `field`.
+            image: As in `field`.
+            mask: As in `field`.
             options: Of `proxfield.infer`, for example ``budget``.
         """
         given = {"max_iters": self.infer_iters, "seed": self.seed, "trace": False, **options}
@@ -243,7 +244,8 @@ class DecisionTreeField(Estimator):
         """Images whose hidden pixels have their most probable label.
 
         Args:
-            images, masks: As in `predict_proba`.
+            images: As in `predict_proba`.
+            masks: As in `predict_proba`.
 
         Returns:
             Label images.  # (n, height, width), or a list
@@ -266,7 +268,8 @@ class DecisionTreeField(Estimator):
         """The accuracy in holes, and the mean log q of the true labels there.
 
         Args:
-            images, masks: As in `score`.
+            images: As in `score`.
+            masks: As in `score`.
 
         Returns:
             ``accuracy`` and ``log_likelihood``.

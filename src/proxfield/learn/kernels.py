@@ -229,11 +229,19 @@ def grow(
     features: Bytes, classes: Ints, scores: Ints, least: int, tests: Ints, children: Ints,
     counts: Counts,
 ) -> int:  # fmt: skip
-    """Grow a tree best-first, of at least ``least`` samples in a leaf; returns the number of nodes.
+    """Grow a tree best-first.
 
-    ``features`` are (samples, features), ``classes`` (samples,), ``scores`` n log n in whole
-    numbers (samples + 1,). ``tests`` and ``children`` become those of a `Tree`, ``counts`` is
-    memory for the counts of each leaf (leaves, classes, features, values).
+    Args:
+        features: Values of the features.  # (samples, features), uint8
+        classes: Class of each sample.  # (samples,)
+        scores: n log n in whole numbers.  # (samples + 1,)
+        least: Minimum number of samples in a leaf.
+        tests: Gets feature and value of each node, −1 in leaves.  # (nodes, 2)
+        children: Gets the nodes for "has that value" and "has another".  # (nodes, 2)
+        counts: Memory for counts, one per leaf.  # (leaves, classes, features, values)
+
+    Returns:
+        Number of nodes.
     """
     n, max_leaves = len(classes), len(counts)
     order = np.arange(n)

@@ -38,11 +38,17 @@ FLOOR = 1e-290
 
 @dataclass(frozen=True, eq=False)
 class Targets:
-    """True labels of variables, and weights of classes."""
+    """True labels of variables, and weights of classes.
 
-    labels: Ints  # -1 where unknown  # (n,)
-    offsets: Ints  # first entry of each variable in flat arrays  # (n + 1,)
-    weights: Doubles  # (classes,)
+    Args:
+        labels: One per variable, -1 where unknown.  # (n,)
+        offsets: First entry of each variable in flat arrays.  # (n + 1,)
+        weights: One per class.  # (classes,)
+    """
+
+    labels: Ints
+    offsets: Ints
+    weights: Doubles
 
     @property
     def known(self) -> Ints:
@@ -175,7 +181,12 @@ def fit_pseudo(
     Args:
         instances: Instances with labels, or what `prepare` made of them.
         parameters: Where to start.
-        l2, max_iters, tol, class_weight, fixed, callback: As for `fit_marginals`.
+        l2: Weight of the squared norm of the parameters.
+        max_iters: Maximum number of iterations.
+        tol: Stop where an iteration lowers the objective by less than this share of it.
+        class_weight: Weights of the true labels: numbers, "balanced", or None for 1.
+        fixed: Names of parameters that stay as they are.
+        callback: Called with a `FitProgress` after each iteration; true ends the fit.
 
     Returns:
         The best parameters; Ctrl-C returns the best so far.

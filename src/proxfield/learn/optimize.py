@@ -75,7 +75,15 @@ def stoppable() -> Iterator[None]:
 
 @contextmanager
 def stages() -> Iterator[Callable[[], bool]]:
-    """For fits of several methods: a function that says whether Ctrl-C has ended one of them."""
+    """For fits of several methods: a function that says whether Ctrl-C has ended one of them.
+
+    Example:
+        >>> with stages() as interrupted:
+        ...     with stoppable():
+        ...         raise KeyboardInterrupt
+        ...     interrupted()
+        True
+    """
     outer, seen = _interrupts.get(), list[bool]()
     token = _interrupts.set(seen)
     try:
@@ -303,12 +311,15 @@ def fit_chains(
     a second set of chains draws them given those that are.
 
     Args:
-        instances, parameters, l2, fixed: As for `fit_marginals`.
+        instances: Instances with labels, or what `prepare` made of them.
+        parameters: Where to start; those of `fit_pseudo` are usual.
+        l2: Weight of the squared norm of the parameters.
         max_iters: Number of iterations.
         sweeps: Gibbs sweeps of all variables per iteration.
         n_chains: Chains per instance.
         rate: The first step of Adam, in units of the parameters; it falls to a hundredth.
         seed: Random seed.
+        fixed: Names of parameters that stay as they are.
         callback: Called with a `FitProgress` after each iteration (its objective is NaN); true
             ends the fit.
 

@@ -70,11 +70,17 @@ class _Shared:
 
 
 class Examples(ABC):
-    """What parameters are learned from: variables with labels, whose updates have an adjoint."""
+    """What parameters are learned from: variables with labels, whose updates have an adjoint.
 
-    labels: Ints  # truth of the variables, -1 where unknown  # (n,)
-    offsets: Ints  # first entry of each variable in flat arrays  # (n + 1,)
-    shapes: dict[str, tuple[int, ...]]  # of the parameters of each name
+    Attributes:
+        labels: Truth of the variables, -1 where unknown.  # (n,)
+        offsets: First entry of each variable in flat arrays.  # (n + 1,)
+        shapes: Shape of the parameters of each name.
+    """
+
+    labels: Ints
+    offsets: Ints
+    shapes: dict[str, tuple[int, ...]]
 
     @property
     def interactions(self) -> list[str]:

@@ -31,10 +31,15 @@ UNARY, PAIRS = "unary", "pairs"
 
 @dataclass(frozen=True, eq=False)
 class Tree:
-    """A decision tree; node 0 is the root."""
+    """A decision tree; node 0 is the root.
 
-    tests: Ints  # feature and value that each node asks for, −1 in leaves  # (nodes, 2)
-    children: Ints  # the node to go to if the feature has that value, and if not  # (nodes, 2)
+    Attributes:
+        tests: Feature and value that each node asks for, −1 in leaves.  # (nodes, 2)
+        children: The node to go to if the feature has that value, and if not.  # (nodes, 2)
+    """
+
+    tests: Ints
+    children: Ints
 
     @property
     def n_leaves(self) -> int:
@@ -50,12 +55,19 @@ class Tree:
 
 @dataclass(frozen=True, eq=False)
 class HoledImage:
-    """An image of labels of which some pixels are hidden."""
+    """An image of labels of which some pixels are hidden.
 
-    labels: Ints  # those of hidden pixels are known in training only  # (height, width)
-    hidden: NDArray[np.bool_]  # (height, width)
-    n_labels: int  # K
-    reach: int  # maximum distance, along an axis, of a pixel that is looked at
+    Attributes:
+        labels: The labels; those of hidden pixels are known in training only.  # (height, width)
+        hidden: True for hidden pixels.  # (height, width)
+        n_labels: Number of labels, K.
+        reach: Maximum distance, along an axis, of a pixel that is looked at.
+    """
+
+    labels: Ints
+    hidden: NDArray[np.bool_]
+    n_labels: int
+    reach: int
 
     @cached_property
     def padded(self) -> Bytes:
@@ -109,6 +121,11 @@ def grow(
     """Grow a tree that predicts classes, best-first; with fewer leaves if no more tests help.
 
     There are at least ``least`` samples in a leaf.  # (samples, features), (samples,)
+
+    Example:
+        >>> x = np.array([[0, 2], [1, 2], [2, 2], [1, 0]], dtype=np.uint8)
+        >>> grow(x, np.array([0, 1, 0, 1]), 3, 2, 8).tests.tolist()
+        [[0, 1], [-1, -1], [-1, -1]]
     """
     from proxfield.learn import kernels
 
@@ -129,7 +146,12 @@ def gain_scores(n: int) -> Ints:
 
 
 def log_frequencies(leaves: Ints, classes: Ints, n_leaves: int, n_classes: int) -> Doubles:
-    """Logarithms of the smoothed frequencies of classes in leaves.  # (leaves, classes)"""
+    """Logarithms of the smoothed frequencies of classes in leaves.  # (leaves, classes)
+
+    Example:
+        >>> np.exp(log_frequencies(np.array([0, 0]), np.array([1, 1]), 1, 2)).tolist()
+        [[0.25, 0.75]]
+    """
     flat = np.bincount(leaves * n_classes + classes, minlength=n_leaves * n_classes)
     counts = flat.reshape(n_leaves, n_classes) + 1.0
     return np.asarray(np.log(counts / counts.sum(axis=1, keepdims=True)))
@@ -137,13 +159,21 @@ def log_frequencies(leaves: Ints, classes: Ints, n_leaves: int, n_classes: int) 
 
 @dataclass(frozen=True, eq=False)
 class Forest:
-    """Which table each pixel, and each pair of pixels, gets."""
+    """Which table each pixel, and each pair of pixels, gets.
 
-    n_labels: int  # K
-    features: Ints  # offsets of the pixels that trees look at  # (F, 2)
-    offsets: Ints  # of pairs  # (m, 2)
-    unary: Tree  # of single pixels
-    pairs: tuple[Tree, ...]  # of each offset, looking at pixels around the first of the pair
+    Attributes:
+        n_labels: Number of labels, K.
+        features: Offsets of the pixels that trees look at.  # (F, 2)
+        offsets: Offsets of pairs.  # (m, 2)
+        unary: The tree of single pixels.
+        pairs: The tree of each offset; it looks at pixels around the first of the pair.
+    """
+
+    n_labels: int
+    features: Ints
+    offsets: Ints
+    unary: Tree
+    pairs: tuple[Tree, ...]
 
     @cached_property
     def starts(self) -> Ints:

@@ -176,7 +176,13 @@ def fit_weights(
 
 
 class JointFields(Examples):
-    """Fields whose terms have weights, as `Examples` whose tables are the weights of all terms."""
+    """Fields whose terms have weights; see `Examples`. Their tables are the weights of all terms.
+
+    Args:
+        fields: The fields.
+        labels: The truth of each.
+        share: Names of the weights of terms.
+    """
 
     def __init__(
         self, fields: Sequence[Field], labels: Sequence[ArrayLike], share: Sequence[str | None]

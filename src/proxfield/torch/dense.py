@@ -38,13 +38,23 @@ Option: TypeAlias = Any
 class UpdateOptions(NamedTuple):
     """How energies are updated and differentiated; the operators take these in this order.
 
-    They are those of `proxfield.torch.DenseCRF`, and:
-
     Args:
+        normalization: See `proxfield.Gaussian`.
+        self_message: See `proxfield.Gaussian`.
+        filter: "exact", "lattice" or "auto". The gradient for features under a lattice is that
+            of the Gaussian it approximates (see `proxfield.core.filters.torch.plans.Lattices`).
+        max_iters: Maximum number of iterations.
+        tol: Change of q at which to stop; 0: never.
+        keep_every: Keep θ before every ``keep_every``-th update; the backward pass repeats those
+            between.
         fixed_count: Keep as many θ as all updates need, however many are made.
         implicit_tol: Relative residual max |log softmax(−g(q)) − log q| above which "implicit"
             takes the exact gradient instead, with a warning.
-        pixels: Shape of an image, for the message of ``check``.
+        adjoint_tol: Relative tolerance of the implicit backward pass; None: 1e-5, on a GPU 1e-4
+            (float64: 1e-10).
+        adjoint_max_iters: Maximum number of iterations of the implicit backward pass.
+        check: Raise if a pixel has no marginals, since an input holds NaN for example.
+        pixels: Shape of an image, for that message.
     """
 
     normalization: str = "symmetric"

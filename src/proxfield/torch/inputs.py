@@ -23,7 +23,16 @@ ROUNDING = 1e-3
 class Colors:
     """How values of images are read: as numbers within 0 and 1.
 
-    The arguments are those of `proxfield.torch.DenseCRF`.
+    Args:
+        image_range: The values of black and white: two numbers; "auto": 0 and 255 for integers, 0
+            and 1 for floats; None: values are taken as they are, in units of their own.
+        mean: What was subtracted from the image, per channel, before it was divided by ``std``;
+            both are undone first.
+        std: See ``mean``.
+
+    Example:
+        >>> Colors((0, 255), None, None).scale(False)
+        (0.0, 255.0)
     """
 
     def __init__(
@@ -53,6 +62,13 @@ class Colors:
         self.looked = False
         """Whether a warning was given, or need not be looked for again."""
 
+    def scale(self, floats: bool) -> tuple[float, float]:
+        """What becomes 0, and how much 1 is above it."""
+        if self.range is None and not self.auto:
+            return 0.0, 1.0
+        low, high = self.range or (0.0, 1.0 if floats else 255.0)
+        return low, high - low
+
     def read(self, image: Tensor, pixels: Sequence[int], like: Tensor, check: bool) -> Tensor:
         """The image's pixels within 0 and 1, in the type of ``like``.
 
@@ -74,13 +90,10 @@ class Colors:
                 )
             given = seen.new_tensor(values)
             seen = seen * given if name == "std" else seen + given
-        if self.range is None and not self.auto:
-            return seen
-        low, high = self.range or (0.0, 1.0 if floats else 255.0)
-        width = high - low
+        low, width = self.scale(floats)
         if (low, width) != (0.0, 1.0):
             seen = (seen - low) / width
-        if check and image.dtype != torch.uint8:
+        if check and (self.auto or self.range is not None) and image.dtype != torch.uint8:
             self.look(seen, low, width)
         return seen
 

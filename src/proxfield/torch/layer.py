@@ -127,8 +127,9 @@ class DenseCRF(Module):  # type: ignore[misc]
             are scaled to 0 and 1, and ``bilateral_color`` is in these units. "auto": 0 to 255 for
             integers, 0 to 1 for floats. Values outside it give a
             `proxfield.errors.InputWarning`, once per layer. None: values are taken as they are.
-        mean, std: Undo the normalization of the image: x·std + mean within ``image_range``; one
-            number each, or one per channel.
+        mean: Undo the normalization of the image: x·std + mean within ``image_range``; one number,
+            or one per channel.
+        std: See ``mean``.
 
     Example:
         >>> crf = DenseCRF(21)  # doctest: +SKIP

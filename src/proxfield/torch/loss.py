@@ -56,7 +56,9 @@ class DenseCRFLoss(Module):  # type: ignore[misc]
         filter: "exact", "lattice" or "auto", as for `DenseCRF`.
         reduction: "mean": divided by the number of pixels that count, over all images; "sum"; or
             "none": the sum of each image.  # (B,)
-        image_range, mean, std: How the image is read, as for `DenseCRF`.
+        image_range: Values of black and white in the image, as for `DenseCRF`.
+        mean: Undo the normalization of the image, as for `DenseCRF`.
+        std: See ``mean``.
         check: Raise an error that names the first input with NaN or infinite values if the loss is
             not a number, and look at the range of images; the former waits for the device.
 

@@ -164,10 +164,17 @@ def skeleton(
     seen: tuple[tuple[int, ...], TorchDtype, tuple[float, float]] | None, shape: tuple[int, ...],
     where: str, updates: int, options: tuple[tuple[str, Hashable], ...],
 ) -> Skeleton | None:  # fmt: skip
-    """The shape of the work, from a field of the same shape on the host, which looks at it if None.
+    """The shape of the work, from a field of the same shape on the host.
 
-    ``seen`` are shape and type of the image and what its values are within, ``shape`` and ``where``
-    those of the probabilities and their device.
+    Args:
+        seen: Shape and type of the image, and what its values are within.
+        shape: Of the probabilities.
+        where: Their device.
+        updates: Number of updates.
+        options: Of `DenseCRF`.
+
+    Returns:
+        None if the host has to look at it.
     """
     build: Record = dict(options)
     blank = None

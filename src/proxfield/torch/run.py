@@ -51,11 +51,17 @@ TablesGiven = Tensor | Sequence[Tensor | None] | None
 
 @dataclass
 class Parameters:
-    """The terms whose parameters are given, and the parameters."""
+    """The terms whose parameters are given, and the parameters.
 
-    positions: tuple[int, ...] = ()  # of these terms among the field's
+    Attributes:
+        positions: Which of the field's terms these are.
+        terms: These terms.
+        flat: Their weights and tables, one after another; None without any.  # (P,) or (B, P)
+    """
+
+    positions: tuple[int, ...] = ()
     terms: Sequence[Term] = ()
-    flat: Tensor | None = None  # weights and tables, one after another  # (P,) or (B, P)
+    flat: Tensor | None = None
 
     @classmethod
     def read(

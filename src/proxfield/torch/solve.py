@@ -44,14 +44,21 @@ SMALLEST_PROBABILITY = 1e-30
 
 @dataclass
 class Solution:
-    """Where an iteration stands."""
+    """Where an iteration stands.
 
-    theta: Tensor  # (B, n, c)
-    q: Tensor  # softmax(−θ)  # (B, n, c)
+    Attributes:
+        theta: Energies.  # (B, n, c)
+        q: Marginals, softmax(−θ).  # (B, n, c)
+        iterations: Updates made.
+        change: Largest change of a marginal by the last, over the step.
+        kept: θ before the updates that were asked for.  # (B, n, c) each
+    """
+
+    theta: Tensor
+    q: Tensor
     iterations: int = 0
-    change: float = np.inf  # the largest of a marginal by the last update, over the step
+    change: float = np.inf
     kept: list[Tensor] = field(default_factory=list)
-    """θ before the updates that were asked for.  # (B, n, c) each"""
 
 
 class ProximalUpdates(Updates[Tensor, Solution]):
@@ -169,8 +176,15 @@ def adjoint(
     apply, with S as the preconditioner. S⁺ is never needed: each direction is S times a vector
     that is carried along. One product with H an iteration, the cost of a forward update.
 
-    ``hessian`` is p ↦ H p, ``grad`` finite, and ``tol`` on the residual in the norm of S, relative
-    to its start. Returns y, and what is wrong with it: "" where it was solved.  # (B, n, c) each
+    Args:
+        hessian: p ↦ H p.  # (B, n, c) -> (B, n, c)
+        q: Marginals.  # (B, n, c)
+        grad: The gradient for θ, finite.  # (B, n, c)
+        tol: On the residual in the norm of S, relative to its start.
+        iterations: Maximum number of iterations.
+
+    Returns:
+        y, and what is wrong with it: "" where it was solved.  # (B, n, c)
     """
 
     def dot(a: Tensor, b: Tensor) -> Tensor:
@@ -217,8 +231,12 @@ def implicit(
 ) -> Tensor | None:
     """The gradient for the unaries at a fixed point; None, and a warning, where there isn't one.
 
-    ``target`` is g(q); ``limits`` are the largest relative residual, and tolerance and number of
-    iterations of `adjoint`, from which the other arguments are.
+    Args:
+        hessian: As for `adjoint`.
+        q: Marginals.  # (B, n, c)
+        target: g(q).  # (B, n, c)
+        grad: As for `adjoint`.
+        limits: The largest relative residual; tolerance and number of iterations of `adjoint`.
     """
     most, tol, iterations = limits
     away, y = relative_residual(q, target), None

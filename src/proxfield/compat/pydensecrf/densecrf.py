@@ -346,7 +346,9 @@ class DenseCRF2D(DenseCRF):
 
         Args:
             sxy: Standard deviation in pixels: a number, or one for x and one for y.
-            compat, kernel, normalization: As in `addPairwiseEnergy`.
+            compat: As in `addPairwiseEnergy`.
+            kernel: As in `addPairwiseEnergy`.
+            normalization: As in `addPairwiseEnergy`.
         """
         features = np.empty((self._h, self._w, 2), dtype=np.float32)
         self._positions(sxy, features)
@@ -367,7 +369,9 @@ class DenseCRF2D(DenseCRF):
             sxy: Standard deviation in pixels: a number, or one for x and one for y.
             srgb: Standard deviation in the image's units: a number, or one for each channel.
             rgbim: The image, of any real type.  # (h, w, 3), (h, w, channels) or (h, w)
-            compat, kernel, normalization: As in `addPairwiseEnergy`.
+            compat: As in `addPairwiseEnergy`.
+            kernel: As in `addPairwiseEnergy`.
+            normalization: As in `addPairwiseEnergy`.
         """
         image = as_float32(rgbim, "rgbim")
         if image.ndim not in (2, 3) or image.shape[:2] != (self._h, self._w):
