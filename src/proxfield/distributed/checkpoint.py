@@ -21,7 +21,6 @@ from proxfield.core.common.records import Record
 from proxfield.core.engines.base import State
 from proxfield.distributed.transport import Transport, fail_together
 from proxfield.errors import InputError, UnsupportedError
-from proxfield.io.files import replacing
 
 FORMAT = 1
 
@@ -190,7 +189,14 @@ class Checkpoints:
 
 def write(path: Path, content: Callable[[IO[bytes]], object]) -> None:
     """Write a file whole or not at all."""
-    with replacing(path) as aside, aside.open("wb") as out:
-        content(out)
-        out.flush()
-        os.fsync(out.fileno())
+    aside = path.with_suffix(".tmp")
+    try:
+        with aside.open("wb") as out:
+            content(out)
+            out.flush()
+            os.fsync(out.fileno())
+        aside.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            aside.unlink()
+        raise
