@@ -19,8 +19,6 @@ from proxfield.cli.running import default_rule
 from proxfield.images.inputs import READING
 from proxfield.images.settings import GivenSettings
 from proxfield.torch.inference import infer as torch_infer
-from proxfield.torch.inputs import Colors
-from proxfield.torch.layer import UPDATES
 from proxfield.torch.layer import DenseCRF as TorchDenseCRF
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "defaults.md"
@@ -53,7 +51,7 @@ TERMS = {
 }
 INFER = of_function(pf.infer)
 IMAGES = {**of_function(pf.DenseCRF), **TERMS, **READING, "confidence": None}
-LAYER = {**of_function(TorchDenseCRF), **TERMS, **UPDATES, **of_function(Colors)}
+LAYER = {**of_function(TorchDenseCRF), **TERMS}
 DENSE = {**INFER, **of_function(pf.DenseCRF.infer)}
 """`DenseCRF.infer` hands on what it doesn't have itself, as commands do."""
 WAYS: dict[str, dict[str, Defaults]] = {

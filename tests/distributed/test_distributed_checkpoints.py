@@ -119,7 +119,7 @@ KILLS = [(1, 3), (1, 4), (0, 5), (0, 8), (1, 11)]
 ATTEMPTS = """
     import time
     from pathlib import Path
-    from proxfield.distributed.sockets import Sockets
+    from proxfield.distributed.transport import Sockets
 
     settings = {settings!r}
     folder = {folder!r}

@@ -11,8 +11,9 @@ from scipy import sparse
 
 from proxfield.errors import InputError
 from proxfield.learn import Block, Parameters, TiedField, fit_pseudo, prepare, zero_parameters
-from proxfield.learn.losses import LOSSES, Targets, class_weights, find_loss
+from proxfield.learn.methods import LOSSES, Targets, find_loss
 from proxfield.learn.optimize import minimize
+from proxfield.learn.structure import class_weights
 
 
 @pytest.mark.parametrize("kind", CASES)
@@ -103,12 +104,13 @@ def test_losses_of_perfect_and_of_unknown_marginals() -> None:
 
 
 def test_class_weights() -> None:
-    labels = np.array([0, 0, 0, 1, -1])
-    np.testing.assert_allclose(class_weights("balanced", labels, 3), [4 / 6, 2.0, 2.0])
-    assert (class_weights(None, labels, 2) == 1).all()
+    bias = Block("bias", np.arange(5), index=np.zeros(5, int))
+    two, three = (prepare([TiedField([n] * 5, [bias], labels=[0, 0, 0, 1, -1])]) for n in (2, 3))
+    np.testing.assert_allclose(class_weights("balanced", three), [4 / 6, 2.0, 2.0])
+    assert (class_weights(None, two) == 1).all()
     for bad in ("odd", [1.0], [1.0, -1.0], [0.0, 0.0], [np.nan, 1.0]):
         with pytest.raises(InputError, match="class_weight"):
-            class_weights(bad, labels, 2)
+            class_weights(bad, two)
 
 
 def test_the_best_parameters_are_returned_and_not_the_last() -> None:

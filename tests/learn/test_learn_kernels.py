@@ -11,8 +11,8 @@ from learn_cases import CASES, exact_counts, labellings, make_case
 
 import proxfield as pf
 from proxfield.learn import LOSSES, Parameters, marginal_loss, prepare, pseudo_likelihood
-from proxfield.learn.chains import GibbsChains, add_counts
 from proxfield.learn.methods import Unrolled
+from proxfield.learn.optimize import GibbsChains, add_counts
 
 
 def flat(parameters: Parameters) -> np.ndarray:

@@ -23,8 +23,7 @@ from proxfield.learn import (
     pseudo_likelihood,
     zero_parameters,
 )
-from proxfield.learn.chains import GibbsChains
-from proxfield.learn.optimize import stages
+from proxfield.learn.optimize import GibbsChains, stages
 
 GRID = np.array([[r * 3 + c, r * 3 + c + 1] for r in range(3) for c in range(2)]
                 + [[r * 3 + c, r * 3 + c + 3] for r in range(2) for c in range(3)])  # fmt: skip
@@ -247,12 +246,12 @@ def test_unknown_labels_are_summed_out_by_chains() -> None:
 def test_an_interrupt_while_interactions_are_weakened_ends_the_fit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def interrupt(*_: object) -> None:
+    def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     instances, parameters = make_case("binary")
     told: list[FitProgress] = []
-    monkeypatch.setattr("proxfield.learn.methods.weakened", interrupt)
+    monkeypatch.setattr("proxfield.learn.methods.marginal_loss", interrupt)
     with stages() as interrupted:
         found = fit_marginals(instances, parameters, callback=told.append)
         assert interrupted()  # stages around it know

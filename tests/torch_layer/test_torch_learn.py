@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from proxfield.core.common.arrays import Doubles
-from proxfield.core.engines.torch.program import TorchUpdates
+from proxfield.core.engines.torch.program import TiedEnergy, TorchUpdates
 from proxfield.learn import fit_marginals, marginal_loss, prepare
 from proxfield.learn.methods import Unrolled
 from proxfield.learn.structure import Structure
@@ -20,7 +20,8 @@ from learn_cases import CASES, make_case
 
 def on_torch(s: Structure, w: Doubles, device: str = "cpu") -> TorchUpdates:
     """The updates in torch, on the CPU too."""
-    return TorchUpdates(s.on_torch(device), w)
+    factors = [s.factors[k] for k in sorted(s.factors)]
+    return TorchUpdates(TiedEnergy(factors, s.offsets, device), w)
 
 
 @pytest.mark.parametrize("kind", CASES)

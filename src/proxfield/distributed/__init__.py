@@ -3,8 +3,7 @@
 from proxfield.distributed.grid import grid_partition
 from proxfield.distributed.infer import PartResult, infer
 from proxfield.distributed.partition import Partition
-from proxfield.distributed.sockets import run_threads
-from proxfield.distributed.transport import Alone, Transport, connect
+from proxfield.distributed.transport import Alone, Transport, connect, run_threads
 
 __all__ = [
     "Alone",

@@ -17,14 +17,12 @@ from typing import IO
 
 import numpy as np
 
-from proxfield.core.common.arrays import Array
 from proxfield.core.common.records import Record
 from proxfield.core.engines.base import State
 from proxfield.distributed.transport import Transport, fail_together
 from proxfield.errors import InputError, UnsupportedError
 
 FORMAT = 1
-INDEX = "checkpoint.json"
 
 
 SLOT = ("buffers", "spins", "board", "numbers", "u", "v")
@@ -57,20 +55,6 @@ def parts_of(state: State) -> Record:
     return values
 
 
-def arrays_of(state: State) -> tuple[Record, Record]:
-    """The arrays of a state, and its other values, by name."""
-    if state.memory and not set(state.memory) <= {"size"}:
-        raise UnsupportedError("checkpoints can't hold what a custom rule remembers")
-    parts = parts_of(state).items()
-    found = {k: v.detach().cpu().numpy() if is_tensor(v) else v for k, v in parts}
-    arrays = {k: v for k, v in found.items() if isinstance(v, np.ndarray)}
-    rest = {k: v for k, v in found.items() if not isinstance(v, np.ndarray)}
-    plain = (type(None), bool, int, float)
-    if not arrays or not all(isinstance(v, plain) for v in rest.values()):
-        raise UnsupportedError(f"checkpoints can't hold a {type(state.arrays).__name__}")
-    return arrays, {**rest, **{f"memory {k}": v for k, v in state.memory.items()}}
-
-
 def restore(state: State, arrays: Record, values: Record) -> None:
     """Put a saved state into one of the same program."""
     parts, held = parts_of(state), state.arrays
@@ -78,8 +62,20 @@ def restore(state: State, arrays: Record, values: Record) -> None:
     rest = {k: v for k, v in values.items() if not k.startswith("memory ")}
     rest.pop("version", None)  # of unary energies, which are set again
     for name, value in {**rest, **arrays}.items():
-        if slot is not None:
-            restore_slot(held, name, value)
+        if slot is not None and name == "pending":
+            held.pending[:] = value
+        elif slot is not None:
+            if isinstance(value, np.ndarray):
+                value = import_module("torch").from_numpy(value).to(slot.buffers.device)
+            own = getattr(slot, name, None)
+            if name.startswith("extra "):
+                held.extra[name.removeprefix("extra ")] = value
+            elif own is None:
+                setattr(slot, name, value)
+            elif value is None:  # a moment that the rule doesn't keep
+                own.zero_()
+            else:
+                own.copy_(value)
         elif name.startswith(KNOWN):
             setattr(held.known, name.removeprefix(KNOWN), value)
         elif name in getattr(packed, "_fields", ()):
@@ -93,23 +89,6 @@ def restore(state: State, arrays: Record, values: Record) -> None:
     for name, value in values.items():
         if name.startswith("memory "):
             state.memory[name.removeprefix("memory ")] = value
-
-
-def restore_slot(held: Array, name: str, value: Array) -> None:
-    """Put a saved value into a state of the engine cuda."""
-    if isinstance(value, np.ndarray) and name != "pending":
-        value = import_module("torch").from_numpy(value).to(held.slot.buffers.device)
-    own = getattr(held.slot, name, None)
-    if name == "pending":
-        held.pending[:] = value
-    elif name.startswith("extra "):
-        held.extra[name.removeprefix("extra ")] = value
-    elif own is None:
-        setattr(held.slot, name, value)
-    elif value is None:  # a moment that the rule doesn't keep
-        own.zero_()
-    else:
-        own.copy_(value)
 
 
 @dataclass
@@ -127,19 +106,28 @@ class Checkpoints:
     key: str
     number: int = 0
 
+    def __post_init__(self) -> None:
+        self.index = self.folder / f"rank-{self.transport.rank}-checkpoint.json"
+        """This rank's file that names the last complete set."""
+
     def path(self, number: int) -> Path:
         """This rank's file of a set."""
         return self.folder / f"state-{number}-rank-{self.transport.rank}.npz"
-
-    def index(self) -> Path:
-        """This rank's file that names the last complete set."""
-        return self.folder / f"rank-{self.transport.rank}-{INDEX}"
 
     def save(self, state: State, run: Record) -> None:
         """Write a set. Collective: if one rank can't, every rank raises `DistributedError`."""
         number = self.number + 1
         with self._writing():
-            arrays, values = arrays_of(state)
+            if state.memory and not set(state.memory) <= {"size"}:
+                raise UnsupportedError("checkpoints can't hold what a custom rule remembers")
+            parts = parts_of(state).items()
+            found = {k: v.detach().cpu().numpy() if is_tensor(v) else v for k, v in parts}
+            arrays = {k: v for k, v in found.items() if isinstance(v, np.ndarray)}
+            values = {k: v for k, v in found.items() if k not in arrays}
+            simple = all(isinstance(v, bool | int | float | None) for v in values.values())
+            if not arrays or not simple:
+                raise UnsupportedError(f"checkpoints can't hold a {type(state.arrays).__name__}")
+            values.update({f"memory {k}": v for k, v in state.memory.items()})
             plain = {k: v for k, v in run.items() if not isinstance(v, np.ndarray)}
             named: Record = {f"run {k}": v for k, v in run.items() if isinstance(v, np.ndarray)}
             head = json.dumps({"format": FORMAT, "key": self.key, "values": values, "run": plain})
@@ -149,7 +137,7 @@ class Checkpoints:
             write(self.path(number), lambda out: np.savez(out, **named))
         with self._writing():  # all files are there: now they count
             index = {"number": number, "size": self.transport.size, "key": self.key}
-            write(self.index(), lambda out: out.write(json.dumps(index).encode()))
+            write(self.index, lambda out: out.write(json.dumps(index).encode()))
         for old in range(max(0, number - 2), number - 1):  # one set before it stays, in case that
             with suppress(OSError):  # another rank was killed before it named this one
                 self.path(old).unlink()
@@ -169,7 +157,7 @@ class Checkpoints:
         """Put the last complete set into a state; None without one. Collective."""
         number, problem = 0, ""
         try:
-            found = json.loads(self.index().read_text())
+            found = json.loads(self.index.read_text())
             number = int(found["number"])
             if found["size"] != self.transport.size:
                 problem = f"the checkpoint is of {found['size']} ranks, not {self.transport.size}"
@@ -178,7 +166,7 @@ class Checkpoints:
         except FileNotFoundError:
             pass
         except (OSError, ValueError, KeyError, TypeError) as error:
-            problem = f"can't read {self.index().name}: {error}"
+            problem = f"can't read {self.index.name}: {error}"
         fail_together(self.transport, problem)
         # ranks may have been killed between naming a set
         number = -int(self.transport.maximum(-number))

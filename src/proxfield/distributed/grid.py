@@ -27,6 +27,8 @@ PIECE = 1 << 20
 Box = tuple[slice, ...]
 """Pixels from start to stop along each axis, in coordinates of the whole grid."""
 Source = Callable[[Box], ArrayLike]
+Weights = dict[tuple[int, ...], Source | float]
+"""Numbers or functions of boxes, by offset."""
 
 
 def grid_partition(
@@ -69,7 +71,16 @@ def grid_partition(
             raise InputError(f"dtype={shown(dtype)}, expected float32 or float64")
         if not isinstance(n_labels, (int, np.integer)) or n_labels < 2:
             raise InputError(f"n_labels={shown(n_labels)}, expected 2 or more")
-        by_offset = read_weights(weights, plan)
+        if not isinstance(weights, Mapping):
+            unit = np.eye(len(plan.shape), dtype=np.int64)
+            weights = {tuple(row): weights for row in unit.tolist()}
+        by_offset: Weights = {}
+        for offset, value in weights.items():
+            if len(offset) != len(plan.shape) or not any(offset):
+                raise InputError(
+                    f"offset {shown(offset)}, expected {len(plan.shape)} numbers, not all 0"
+                )
+            by_offset[tuple(map(int, offset))] = value if callable(value) else float(value)
         energies = read_unary(unary, plan, int(n_labels), np.dtype(dtype))
         lowered = lower_box(plan, energies, by_offset, int(n_labels), np.dtype(dtype))
         cut = cut_of(plan, by_offset, int(n_labels))
@@ -78,17 +89,11 @@ def grid_partition(
 
 @dataclass(frozen=True)
 class Tiling:
-    """Which pixels each rank has.
+    """Which pixels each rank has."""
 
-    Attributes:
-        shape: Pixels of the whole grid.
-        bounds: Along each axis, where boxes begin, and the end.
-        rank: This rank.
-    """
-
-    shape: tuple[int, ...]
-    bounds: tuple[Ints, ...]
-    rank: int
+    shape: tuple[int, ...]  # of the whole grid
+    bounds: tuple[Ints, ...]  # along each axis, where boxes begin, and the end
+    box: Box  # this rank's
 
     @classmethod
     def make(
@@ -109,19 +114,9 @@ class Tiling:
         bounds = tuple(
             np.array([k * n // c for k in range(c + 1)]) for n, c in zip(sizes, counts, strict=True)
         )
-        return cls(sizes, bounds, transport.rank)
-
-    def box_of(self, rank: int) -> Box:
-        """The pixels of a rank."""
-        place = np.unravel_index(rank, [len(b) - 1 for b in self.bounds])
-        return tuple(
-            slice(int(b[k]), int(b[k + 1])) for b, k in zip(self.bounds, place, strict=True)
-        )
-
-    @property
-    def box(self) -> Box:
-        """This rank's pixels."""
-        return self.box_of(self.rank)
+        place = np.unravel_index(transport.rank, counts)
+        starts = zip(bounds, place, strict=True)
+        return cls(sizes, bounds, tuple(slice(int(b[k]), int(b[k + 1])) for b, k in starts))
 
     def find(self, pixels: list[Ints]) -> tuple[Ints, Ints]:
         """The rank of some pixels, given by coordinates, and their numbers there."""
@@ -171,10 +166,7 @@ def pieces(box: Box) -> Iterator[Box]:
 
 
 def read_unary(
-    unary: Source | NDArray[np.floating],
-    plan: Tiling,
-    n_labels: int,
-    dtype: np.dtype[np.floating],
+    unary: Source | NDArray[np.floating], plan: Tiling, n_labels: int, dtype: np.dtype[np.floating]
 ) -> NDArray[np.floating]:
     """This rank's unary energies, flat."""
     if not callable(unary) and np.shape(unary) != (*plan.shape, n_labels):
@@ -194,22 +186,6 @@ def read_unary(
     return out
 
 
-def read_weights(
-    weights: float | Mapping[tuple[int, ...], float | Source], plan: Tiling
-) -> dict[tuple[int, ...], Source | float]:
-    """Numbers or functions of boxes, by offset."""
-    axes = len(plan.shape)
-    if not isinstance(weights, Mapping):
-        unit = np.eye(axes, dtype=np.int64)
-        weights = {tuple(row.tolist()): weights for row in unit}
-    out: dict[tuple[int, ...], Source | float] = {}
-    for offset, value in weights.items():
-        if len(offset) != axes or not any(offset):
-            raise InputError(f"offset {shown(offset)}, expected {axes} numbers, not all 0")
-        out[tuple(int(o) for o in offset)] = value if callable(value) else float(value)
-    return out
-
-
 def weights_in(source: Source | float, box: Box) -> NDArray[np.float64]:
     """Weights of pairs whose first pixels are in a box."""
     given = source(box) if callable(source) else np.broadcast_to(source, extent(box))
@@ -220,9 +196,8 @@ def weights_in(source: Source | float, box: Box) -> NDArray[np.float64]:
 
 
 def lower_box(
-    plan: Tiling, unary: Floats, weights: dict[tuple[int, ...], Source | float], n_labels: int,
-    dtype: np.dtype[np.floating],
-) -> Lowered:  # fmt: skip
+    plan: Tiling, unary: Floats, weights: Weights, n_labels: int, dtype: np.dtype[np.floating]
+) -> Lowered:
     """This rank's box with the pairs inside it."""
     box = plan.box
     shape, n = extent(box), math.prod(extent(box))
@@ -295,7 +270,7 @@ def leaving(box: Box, offset: tuple[int, ...], shape: tuple[int, ...]) -> Iterat
         inside[axis] = stay
 
 
-def cut_of(plan: Tiling, weights: dict[tuple[int, ...], Source | float], n_labels: int) -> Cut:
+def cut_of(plan: Tiling, weights: Weights, n_labels: int) -> Cut:
     """The pairs across this rank's border."""
     box = plan.box
     shape = extent(box)

@@ -44,19 +44,17 @@ class PartResult(Result):
         bytes_sent: Bytes that this rank sent to neighbors.
     """
 
-    partition: Partition | None = None
+    partition: Partition = field_of(kw_only=True)
     wall_seconds: Seconds = field_of(default_factory=Seconds)
     cpu_seconds: Seconds = field_of(default_factory=Seconds)
     bytes_sent: int = 0
 
     def __repr__(self) -> str:
-        where = "" if self.partition is None else f"{self.partition!r}: "
-        return super().__repr__().replace("Result(", f"PartResult({where}", 1)
+        return super().__repr__().replace("Result(", f"PartResult({self.partition!r}: ", 1)
 
     @property
     def log_z_bound(self) -> float:
-        bound = self.partition is None or self.partition.bounds_log_z
-        return -self.free_energy if bound else -np.inf
+        return -self.free_energy if self.partition.bounds_log_z else -np.inf
 
     @cached_property
     def map_labels(self) -> Ints:
@@ -75,7 +73,6 @@ class PartResult(Result):
 
     def summary(self) -> Record:
         """The figures of the whole field as a plain dictionary."""
-        assert self.partition is not None
         return {
             "n_vars": self.partition.n_vars,
             "ranks": self.partition.size,
@@ -96,7 +93,6 @@ class PartResult(Result):
         For partitions of a field that every rank held.
         """
         part = self.partition
-        assert part is not None
         if part.whole is None:
             raise UnsupportedError("gather needs a partition made by Partition.from_field")
         full = part.whole.lowered.reduction.full

@@ -15,8 +15,15 @@ from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.lowering.merging import compressed_rows
 from proxfield.core.solve.curvature import Curvature
 from proxfield.core.terms.base import Floats, Ints, Layout, as_indices, offers
-from proxfield.distributed.cut import Cut, consecutive, entries_of, forbidden, refuse_gaussian
-from proxfield.distributed.splitting import lower_parts, split
+from proxfield.distributed.cut import (
+    Cut,
+    consecutive,
+    entries_of,
+    forbidden,
+    lower_parts,
+    refuse_gaussian,
+    split,
+)
 from proxfield.distributed.transport import Transport, agree, fail_together, together
 from proxfield.errors import InputError, MissingDependencyError, shown
 from proxfield.field import Field
@@ -272,7 +279,26 @@ def read_owner(field: Field, owner: ArrayLike | str | None, size: int) -> Ints:
     if isinstance(owner, str):
         if owner != "metis":
             raise InputError(f"owner={shown(owner)}, expected ranks, metis or None")
-        return metis_owner(field, size)
+        # so that few edges of the graph of the terms join two ranks
+        layout = field.layout
+        pairs = [t.neighbors(layout) for t in field.terms if offers(t, "neighbors")]
+        edges = np.concatenate([np.zeros((0, 2), dtype=np.int64), *pairs])
+        try:
+            import pymetis
+        except ImportError:
+            raise MissingDependencyError(
+                "owner='metis' needs pymetis: pip install pymetis"
+            ) from None
+        if size == 1 or layout.n_vars == 0:
+            return np.zeros(layout.n_vars, dtype=np.int64)
+        row, column, _ = compressed_rows(
+            layout.n_vars, np.unique(np.sort(edges, axis=1), axis=0), []
+        )
+        graph = {"xadj": row.tolist(), "adjncy": column.tolist()}
+        if hasattr(pymetis, "CSRAdjacency"):  # since 2025
+            graph = {"adjacency": pymetis.CSRAdjacency(*graph.values())}
+        _, parts = pymetis.part_graph(size, vweights=layout.cardinalities.tolist(), **graph)
+        return np.asarray(parts, dtype=np.int64)
     if owner is None:
         ends = np.cumsum(field.cardinalities)
         total = max(1, int(ends[-1]) if len(ends) else 1)
@@ -283,27 +309,3 @@ def read_owner(field: Field, owner: ArrayLike | str | None, size: int) -> Ints:
     if len(out) and (out.min() < 0 or out.max() >= size):
         raise InputError(f"owner holds ranks {out.min()} to {out.max()}, expected 0 to {size - 1}")
     return out
-
-
-def metis_owner(field: Field, size: int) -> Ints:
-    """The rank of each variable, so that few edges of the graph of the terms join two ranks."""
-    layout = field.layout
-    pairs = [t.neighbors(layout) for t in field.terms if offers(t, "neighbors")]
-    edges = np.concatenate([np.zeros((0, 2), dtype=np.int64), *pairs])
-    try:
-        import pymetis
-    except ImportError:
-        raise MissingDependencyError("owner='metis' needs pymetis: pip install pymetis") from None
-    if size == 1 or layout.n_vars == 0:
-        return np.zeros(layout.n_vars, dtype=np.int64)
-    edges = np.unique(np.sort(edges, axis=1), axis=0)
-    row, column, _ = compressed_rows(layout.n_vars, edges, [])
-    weights = layout.cardinalities.tolist()
-    if hasattr(pymetis, "CSRAdjacency"):
-        graph = pymetis.CSRAdjacency(row.tolist(), column.tolist())
-        _, parts = pymetis.part_graph(size, graph, vweights=weights)
-    else:  # before 2025
-        _, parts = pymetis.part_graph(
-            size, xadj=row.tolist(), adjncy=column.tolist(), vweights=weights
-        )
-    return np.asarray(parts, dtype=np.int64)

@@ -69,15 +69,6 @@ class Exchange:
         return correction
 
 
-def exchange_of(partition: Partition, program: Program) -> Exchange:
-    """The exchange in the smallest form that all ranks can do. Collective."""
-    cut = partition.cut
-    able = not (cut.larger or cut.extras) and all(isinstance(t, Ising) for t in cut.pairs)
-    if partition.transport.maximum(not (able and hasattr(program, "spins_at"))):
-        return Exchange(partition, program)
-    return SpinExchange(partition, cast("BinaryProgram", program))
-
-
 class SpinExchange(Exchange):
     """The exchange of one number per variable, for binary programs of the CPU."""
 
@@ -161,14 +152,10 @@ def product_of(
 class Seconds:
     """Where the time of a rank went."""
 
-    exchange: float = 0.0
-    """Waiting for neighbors' marginals, and sending."""
-    cut: float = 0.0
-    """Terms across the cut, and replacing unary energies."""
-    kernel: float = 0.0
-    """The rank's own updates."""
-    reduce: float = 0.0
-    """Sums and maxima over all ranks."""
+    exchange: float = 0.0  # waiting for neighbors' marginals, and sending
+    cut: float = 0.0  # terms across the cut, and replacing unary energies
+    kernel: float = 0.0  # the rank's own updates
+    reduce: float = 0.0  # sums and maxima over all ranks
 
 
 class PartProgram(Program):
@@ -195,7 +182,12 @@ class PartProgram(Program):
         """Set by Ctrl-C on this rank."""
         self.stop_asked = False
         """Whether it was set on any rank, at the last reduction."""
-        self.border = exchange_of(partition, self.program)
+        # the exchange in the smallest form that all ranks can do
+        cut = partition.cut
+        able = not (cut.larger or cut.extras) and all(isinstance(t, Ising) for t in cut.pairs)
+        able = able and hasattr(self.program, "spins_at")
+        kind = Exchange if self.transport.maximum(not able) else SpinExchange
+        self.border = kind(partition, cast("BinaryProgram", self.program))
         self.seconds, self.cpu_seconds = Seconds(), Seconds()
         self.shared_f: tuple[State, float] | None = None
         """A state whose F is known, which rules that look at F leave behind."""
@@ -303,7 +295,12 @@ class PartProgram(Program):
             elif isinstance(plan, Order):
                 f[k], change[k] = self._sweep(state, plan)
             else:
-                f[k], change[k], twice = self._plain(state, plan)
+                correction = self.exchange(state)
+                since = time.perf_counter(), time.thread_time()
+                rows = self.program.advance(state, plan, 1, -1.0, True)
+                self._timed("kernel", since)
+                f[k], change[k] = rows.free_energy[0] + correction, rows.change[0]
+                twice = rows.period2
         if isinstance(plan, Update) and plan.watches:  # F is of the whole field already
             f = f / self.transport.size
         lost = np.isnan(change)
@@ -315,14 +312,6 @@ class PartProgram(Program):
         f = self._reduce(f, "sum")
         self.stop_asked = bool(reduced[n + 1])
         return Rows(f if trace else np.full(n, np.nan), change, float(reduced[n]))
-
-    def _plain(self, state: State, plan: Plan) -> tuple[float, float, float]:
-        """One update: this rank's part of F before it, its change, and difference."""
-        correction = self.exchange(state)
-        since = time.perf_counter(), time.thread_time()
-        rows = self.program.advance(state, plan, 1, -1.0, True)
-        self._timed("kernel", since)
-        return float(rows.free_energy[0]) + correction, float(rows.change[0]), rows.period2
 
     def _sweep(self, state: State, plan: Order) -> tuple[float, float]:
         """Color by color, with an exchange before each; every rank knows the colors of all."""
@@ -373,17 +362,13 @@ class PartProgram(Program):
             _, state.memory["size"] = searched(plan.search, size, f, tried, self.dtype)
             new = last
         else:
-            new = moved(self._adapted(kept, plan.step))
+            layout, step = self.partition.lowered.layout, plan.step
+            if layout.n_vars:  # less damping where marginals are close to 0 or 1
+                q = self.program.marginals(kept)
+                spread = np.maximum.reduceat(4 * q * (1 - q), layout.offsets[:-1])
+                step = np.asarray(1 / (1 + (1 / step - 1) * spread))
+            new = moved(step)
             if new > f + slack(f, self.dtype):
                 new = moved(plan.step if plan.fallback is None else plan.fallback)
         self.shared_f = state, new
         return f, found[0], found[1]
-
-    def _adapted(self, state: State, step: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Steps with less damping where marginals are close to 0 or 1."""
-        layout = self.partition.lowered.layout
-        if layout.n_vars == 0:
-            return step
-        q = self.program.marginals(state)
-        spread = np.maximum.reduceat(4 * q * (1 - q), layout.offsets[:-1])
-        return np.asarray(1 / (1 + (1 / step - 1) * spread))

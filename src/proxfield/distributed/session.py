@@ -26,13 +26,13 @@ from proxfield.core.solve.rules.base import Outcome, Problem, Rule
 from proxfield.core.solve.rules.portfolio import better_of
 from proxfield.core.solve.search.tuned import COLD_SHARE, HOT_SHARE
 from proxfield.core.solve.session import FEWEST_PRODUCTS, THOROUGH_FACTOR, Session
-from proxfield.core.solve.stationarity import MAX_PRODUCTS, Judgement, Verdict
+from proxfield.core.solve.stationarity import MAX_PRODUCTS, Judgement, Verdict, judge
 from proxfield.core.terms.base import Doubles, Floats, Ints
-from proxfield.core.terms.factor import Factor
 from proxfield.distributed.checkpoint import Checkpoints
+from proxfield.distributed.cut import scopes_of
 from proxfield.distributed.partition import Partition
 from proxfield.distributed.program import LARGE_SIZE, PartProgram
-from proxfield.distributed.spectrum import SpreadCurvature, judge_spread, nudged_part
+from proxfield.distributed.spectrum import SpreadCurvature, SpreadScaled, nudged_part
 from proxfield.errors import UnsupportedError
 from proxfield.result import Status, Trace
 
@@ -47,15 +47,6 @@ class PartProblem(Problem):
     partition: Partition | None = None
     colors: list[tuple[Ints, Ints]] = field(default_factory=list)
     """`coloring`, once it has been asked for."""
-
-    @classmethod
-    def of(cls, part: Partition, seed: int) -> PartProblem:
-        """The problem of a partition."""
-        if part.whole is not None:
-            return cls(part.whole.lowered, part.whole.curvature, seed, partition=part)
-        return cls(
-            part.lowered, SpreadCurvature(part.lowered, partition=part), seed, partition=part
-        )
 
     # not cached_property: before Python 3.12 that locks, and ranks may be threads
     @property
@@ -73,12 +64,9 @@ class PartSession(Session):
     partition: Partition = field(kw_only=True)
     checkpoints: Checkpoints | None = None
     checkpoint_seconds: float = np.inf
-    saved: float = 0.0
-    """Seconds at the last checkpoint."""
-    moving: State | None = None
-    """The state that a checkpoint holds."""
-    resumed: State | None = None
-    """The checkpoint's state, which moves first."""
+    saved: float = 0.0  # seconds at the last checkpoint
+    moving: State | None = None  # the state that a checkpoint holds
+    resumed: State | None = None  # the checkpoint's state, which moves first
 
     @property
     def program(self) -> PartProgram:
@@ -100,12 +88,6 @@ class PartSession(Session):
         fallback = None if fallback is None else np.ascontiguousarray(fallback[whole.mine])
         return replace(plan, step=np.ascontiguousarray(plan.step[whole.mine]), fallback=fallback)
 
-    @property
-    def own_bounds(self) -> NDArray[np.float64]:
-        """λ_i of this rank's variables.  # (n_vars,)"""
-        local, whole = self.problem.curvature.local, self.partition.whole
-        return local if whole is None else np.asarray(local[whole.mine])
-
     def looks_back(self, rule: Rule) -> bool:
         return self.keep == "best"  # a copy of the state may be too much for a rank's memory
 
@@ -121,9 +103,18 @@ class PartSession(Session):
         largest = self.partition.transport.maximum(self.partition.lowered.layout.size)
         if largest >= LARGE_SIZE:  # it takes a dozen vectors in float64
             return Judgement(Verdict.UNDECIDED)
+        program, cut = self.program, self.partition.cut
+        terms = [*program.lowered.terms, *cut.pairs, *cut.larger]
+        higher = bool(cut.extras) or any(term.degree != 2 for term in terms)
+        if program.transport.maximum(bool(terms or cut.extras)) == 0.0:
+            return Judgement(Verdict.MINIMUM)
+        space = SpreadScaled(program, state, program.transport.maximum(higher) == 0.0)
         products = int(np.clip(2 * self.loop.iterations, FEWEST_PRODUCTS, MAX_PRODUCTS))
         most = THOROUGH_FACTOR * MAX_PRODUCTS if thorough else products
-        return judge_spread(self.program, state, self.problem.seed, most, self.late())
+        return judge(
+            program, state, seed=self.problem.seed, max_products=most,
+            min_products=FEWEST_PRODUCTS, late=self.late(), space=space,
+        )  # fmt: skip
 
     # ---- what happens at each look ----
 
@@ -207,18 +198,30 @@ def open_part(part: Partition, request: Request, every: int) -> PartSession:
         return float(part.transport.broadcast(np.array([request.now()]))[0])
 
     program = PartProgram(part, request.kernels, request.dtype, request.threads, every)
-    problem = PartProblem.of(part, request.seed)
+    problem = PartProblem(
+        part.lowered, SpreadCurvature(part.lowered, partition=part), request.seed, partition=part
+    )
+    if part.whole is not None:
+        problem = replace(problem, lowered=part.whole.lowered, curvature=part.whole.curvature)
     most = request.max_iters
     if most is None:
         unlimited = request.budget is not None
         most = UNLIMITED if unlimited else mover.default_iterations(problem)
     limits = Limits(most, request.tolerance, request.budget)
-    expand = part.lowered.reduction.expand
+    init, seed, layout = request.init, request.seed, part.lowered.layout
+    name = init if isinstance(init, str) else "given"
+    if name == "random":  # as on one process, where the field is known
+        noise = part.random(lambda generator, size: generator.exponential(size=size), seed)
+        start = observed(part.field, layout, layout.normalize(noise))
+    elif name == "uniform" and layout.common and (part.field.evidence < 0).all():
+        start = np.broadcast_to(1.0 / layout.common, layout.size)
+    else:
+        start = starting_point(part.field, part.lowered, init, seed)
     session = PartSession(
         problem=problem,
-        loop=Loop(limits, None, request.trace, expand, now),
+        loop=Loop(limits, None, request.trace, part.lowered.reduction.expand, now),
         limits=limits,
-        start=start_of(part, request),
+        start=start,
         kernels=request.kernels,
         dtype=request.dtype,
         threads=request.threads,
@@ -228,18 +231,6 @@ def open_part(part: Partition, request: Request, every: int) -> PartSession:
     )
     session.loop.callback = session.looked(request.callback)
     return session
-
-
-def start_of(part: Partition, request: Request) -> NDArray[np.float64]:
-    """A rank's marginals to start from."""
-    init, seed, layout = request.init, request.seed, part.lowered.layout
-    if isinstance(init, str) and init == "random":  # as on one process, where the field is known
-        noise = part.random(lambda generator, size: generator.exponential(size=size), seed)
-        return observed(part.field, layout, layout.normalize(noise))
-    uniform = isinstance(init, str) and init == "uniform"
-    if uniform and layout.common and (part.field.evidence < 0).all():
-        return np.broadcast_to(1.0 / layout.common, layout.size)
-    return starting_point(part.field, part.lowered, init, seed)
 
 
 def shared_colors(part: Partition) -> tuple[Ints, Ints]:
@@ -260,7 +251,7 @@ def shared_colors(part: Partition) -> tuple[Ints, Ints]:
         cut, late = part.cut, np.zeros(part.lowered.layout.n_vars, dtype=bool)
         width = len(cut.border)
         for term in (*cut.pairs, *cut.larger):
-            scopes = term.scopes if isinstance(term, Factor) else term.neighbors(cut.layout)
+            scopes = scopes_of(term)
             ghosts = np.where(scopes >= width, scopes - width, -1)
             rank = np.where(ghosts >= 0, cut.owners[ghosts], part.size)
             before = rank.min(axis=1) < part.rank
@@ -313,7 +304,8 @@ def explored(session: PartSession, rule: Rule) -> Outcome:
     mover.prepare(session.problem)
     with loop.clock():
         plan = mover.plan(session.problem)
-        ends = temperatures(program, session.own_bounds)
+        local, whole = session.problem.curvature.local, session.partition.whole
+        ends = temperatures(program, local if whole is None else local[whole.mine])
     if ends is None:
         return session.settle(mover, plan, session.start)
     if "sampled" in memory:  # a resumed run

@@ -24,16 +24,12 @@ from proxfield.core.solve.lanczos import (
     HostVectors,
     Lanczos,
 )
-from proxfield.core.solve.session import FEWEST_PRODUCTS
 from proxfield.core.solve.stationarity import (
     DIRECTION,
     MIN_MARGINAL,
     NOISE_SCALE,
     OFFSET,
-    Judgement,
     Scaled,
-    Verdict,
-    judge,
     shifted,
 )
 from proxfield.core.terms.base import Doubles, Floats
@@ -72,13 +68,9 @@ class SpreadLanczos(Lanczos):
     """
 
     def __init__(
-        self,
-        transport: Transport,
-        apply: Callable[[Doubles], Doubles],
-        start: Doubles,
-        tol: float,
+        self, transport: Transport, apply: Callable[[Doubles], Doubles], start: Doubles, tol: float,
         total: int,
-    ) -> None:
+    ) -> None:  # fmt: skip
         vectors = SpreadVectors(transport)
         super().__init__(apply, len(start), tol, vectors=vectors)
         self.transport, self.first = transport, start / max(1e-300, vectors.length(start))
@@ -146,10 +138,6 @@ class SpreadCurvature(Curvature):
         rest = self._local_of(larger)
         if cut.larger:
             rest[cut.border] += replace(cut, pairs=(), extras=()).local_curvature()
-        return min(bound, max(0.0, self._top(sign, bound)) + self._highest(rest))
-
-    def _top(self, sign: int, bound: float) -> float:
-        """The largest eigenvalue of sign · P H P of the pairs, rounded up."""
         part, layout = self.partition, self.lowered.layout
         total = int(part.transport.total(layout.size))
         small = total <= MAX_DENSE_SIZE
@@ -168,9 +156,10 @@ class SpreadCurvature(Curvature):
         lanczos = SpreadLanczos(part.transport, product, start, tol, total)
         while not lanczos.exhausted:
             lanczos.advance(PRODUCTS)
-        if not lanczos.converged:
-            return bound
-        return lanczos.value + (1e-9 if small else LANCZOS_MARGIN) * abs(lanczos.value)
+        top = bound  # the largest eigenvalue of sign · P H P of the pairs, rounded up
+        if lanczos.converged:
+            top = lanczos.value + (1e-9 if small else LANCZOS_MARGIN) * abs(lanczos.value)
+        return min(bound, max(0.0, top) + self._highest(rest))
 
 
 class SpreadScaled(Scaled):
@@ -193,25 +182,6 @@ class SpreadScaled(Scaled):
 
     def largest(self, a: Array) -> float:
         return self.transport.maximum(float(np.abs(a).max(initial=0.0)))
-
-
-def judge_spread(
-    program: PartProgram, state: State, seed: int, max_products: int, late: Callable[[], bool]
-) -> Judgement:
-    """Whether a fixed point of a field over several ranks is a minimum of F. Collective.
-
-    Arguments as for `proxfield.core.solve.stationarity.judge`; ``late`` is collective.
-    """
-    cut, transport = program.partition.cut, program.transport
-    terms = [*program.lowered.terms, *cut.pairs, *cut.larger]
-    higher = bool(cut.extras) or any(term.degree != 2 for term in terms)
-    if transport.maximum(bool(terms or cut.extras)) == 0.0:
-        return Judgement(Verdict.MINIMUM)
-    space = SpreadScaled(program, state, transport.maximum(higher) == 0.0)
-    return judge(
-        program, state, seed=seed, max_products=max_products, min_products=FEWEST_PRODUCTS,
-        late=late, space=space,
-    )  # fmt: skip
 
 
 def nudged_part(part: Partition, q: Floats, seed: int) -> NDArray[np.float64]:

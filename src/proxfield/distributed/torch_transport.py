@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from proxfield.core.common.arrays import Floats
 from proxfield.core.common.extras import install_hint
 from proxfield.core.devices.cuda import torch
-from proxfield.distributed.sockets import Sockets
-from proxfield.distributed.transport import TIMEOUT, Transport
+from proxfield.distributed.transport import TIMEOUT, Sockets, Transport
 from proxfield.errors import MissingDependencyError
 
 dist: Any = None if torch is None else import_module("torch.distributed")
@@ -56,21 +55,16 @@ class TorchTransport(Transport):
         self.device = torch.device("cpu")
         if dist.get_backend() == "nccl":
             self.device = torch.device("cuda", torch.cuda.current_device())
-        self.lines = self._connect()
+        self.lines: Sockets | None = None
         """Of gloo: connections for the exchange, which takes gloo three times the CPU time."""
-
-    def _connect(self) -> Sockets | None:
-        """Connections between all ranks, where rank 0's address is known to all of them."""
-        host = os.environ.get("MASTER_ADDR")
-        unknown = self.maximum(host is None or self.device.type != "cpu")
-        if self.size == 1 or unknown or host is None:
-            return None
-        port = 0
-        if self.rank == 0:
-            with socket.create_server((host, 0)) as free:
-                port = int(free.getsockname()[1])
-        port = int(self.broadcast(np.array([float(port)]))[0])
-        return Sockets(self.rank, self.size, self.timeout).meet(host, port)
+        host, port = os.environ.get("MASTER_ADDR"), 0
+        unknown = self.maximum(host is None or self.device.type != "cpu")  # to any of the ranks
+        if size > 1 and not unknown and host is not None:
+            if rank == 0:
+                with socket.create_server((host, 0)) as free:
+                    port = int(free.getsockname()[1])
+            port = int(self.broadcast(np.array([float(port)]))[0])
+            self.lines = Sockets(rank, size, timeout).meet(host, port)
 
     def _try(self, function: Callable[[], T], what: str) -> T:
         try:
@@ -78,38 +72,27 @@ class TorchTransport(Transport):
         except (RuntimeError, ValueError, OSError) as error:
             raise self.lost(what, error) from None
 
-    def exchange(
-        self, messages: Mapping[int, Floats], lengths: Mapping[int, int]
-    ) -> dict[int, Floats]:
+    def swap(self, sent: Mapping[int, Floats], received: Mapping[int, Floats]) -> None:
         if self.lines is not None:
-            found = self.lines.exchange(messages, lengths)
-            self.bytes_sent = self.lines.bytes_sent
-            return found
-        if not messages:
-            return {}
-        kind = torch.from_numpy(next(iter(messages.values()))[:0]).dtype
-        out = {r: torch.empty(n, dtype=kind, device=self.device) for r, n in lengths.items()}
-        sent = {
-            r: torch.from_numpy(np.ascontiguousarray(values)).to(self.device)
-            for r, values in messages.items()
-        }
-        self.bytes_sent += sum(values.nbytes for values in messages.values())
+            self.lines.swap(sent, received)
+            return
+        out = {r: torch.from_numpy(values).to(self.device) for r, values in received.items()}
+        gone = {r: torch.from_numpy(values).to(self.device) for r, values in sent.items()}
 
         def wait() -> None:
-            for request in self._begin(sent, out):
+            sends = [(dist.isend, values, r) for r, values in gone.items() if len(values)]
+            receives = [(dist.irecv, values, r) for r, values in out.items() if len(values)]
+            if self.device.type == "cpu":  # one by one: that is half the work of a batch
+                requests = [begin(values, r) for begin, values, r in (*receives, *sends)]
+            else:
+                batch = [dist.P2POp(*operation) for operation in (*sends, *receives)]
+                requests = dist.batch_isend_irecv(batch) if batch else []
+            for request in requests:
                 request.wait(timedelta(seconds=self.timeout))
 
-        self._try(wait, f"the exchange with ranks {sorted(messages)} failed")
-        return {r: values.cpu().numpy() for r, values in out.items()}
-
-    def _begin(self, sent: dict[int, Any], out: dict[int, Any]) -> list[Any]:
-        """Requests to send and to receive."""
-        sends = [(dist.isend, values, r) for r, values in sent.items() if len(values)]
-        receives = [(dist.irecv, values, r) for r, values in out.items() if len(values)]
-        if self.device.type == "cpu":  # one by one: that is half the work of a batch
-            return [begin(values, r) for begin, values, r in (*receives, *sends)]
-        batch = [dist.P2POp(*operation) for operation in (*sends, *receives)]
-        return list(dist.batch_isend_irecv(batch)) if batch else []
+        self._try(wait, f"the exchange with ranks {sorted(sent)} failed")
+        for r, values in out.items():
+            received[r][:] = values.cpu().numpy()
 
     def reduce(self, values: Floats, how: str = "sum") -> NDArray[np.float64]:
         tensor = torch.from_numpy(np.array(values, dtype=np.float64)).to(self.device)

@@ -162,7 +162,7 @@ def _describe_field(field: Field, arrays: Arrays) -> Record:
     }
 
 
-def _plain(value: object) -> object:
+def as_plain(value: object) -> object:
     """Numpy's numbers and arrays as Python's, for JSON."""
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
@@ -174,7 +174,7 @@ def _write(path: Target, kind: str, header: Record, arrays: Arrays) -> None:
     about: Record = {"format": FORMAT, "version": version, "holds": kind}
     about.update(library=__version__, arrays=list(arrays))
     try:
-        text = json.dumps({**about, **header}, ensure_ascii=False, default=_plain)
+        text = json.dumps({**about, **header}, ensure_ascii=False, default=as_plain)
     except (TypeError, ValueError) as error:
         raise InputError(f"a parameter can't be saved ({error})", path=display_name(path)) from None
     buffer = io.BytesIO()

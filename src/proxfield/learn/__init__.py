@@ -5,19 +5,18 @@ the weights of the terms of any fields, and `TiedField` with `Block` describes a
 linear in shared parameters, which the methods in `METHODS` learn.
 """
 
-from proxfield.learn.chains import fit_chains
 from proxfield.learn.crf import CRF, Graph
 from proxfield.learn.decision_tree_field import DecisionTreeField
 from proxfield.learn.estimator import Estimator
-from proxfield.learn.losses import LOSSES
 from proxfield.learn.methods import (
+    LOSSES,
     METHODS,
     fit_marginals,
     fit_pseudo,
     marginal_loss,
     pseudo_likelihood,
 )
-from proxfield.learn.optimize import FitProgress
+from proxfield.learn.optimize import FitProgress, fit_chains
 from proxfield.learn.snakes import make_snakes, read_snakes, snake_graph
 from proxfield.learn.structure import Structure, prepare
 from proxfield.learn.tied import Block, Parameters, TiedField, zero_parameters

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.ndimage import distance_transform_edt, gaussian_filter, map_coordinates
 
-from proxfield.core.common.checks import whole_number
+from proxfield.core.common.checks import one_of, whole_number
 from proxfield.core.common.extras import import_extra
 from proxfield.errors import InputError, shown
 from proxfield.io.folders import new_folder
@@ -104,8 +105,7 @@ def hole_mask(hole: str = "small", side: int = SIDE) -> NDArray[np.bool_]:
         >>> [round(100 * float(hole_mask(name).mean()), 1) for name in ("small", "large")]
         [9.8, 22.8]
     """
-    if hole not in HOLES:
-        raise InputError(f"hole={shown(hole)}, expected one of: {', '.join(HOLES)}")
+    one_of("hole", hole, HOLES)
     height, width = HOLES[hole]
     top, left = (side - height) // 2, (side - width) // 2
     out = np.zeros((side, side), dtype=bool)
@@ -153,47 +153,36 @@ def make_characters(
     chosen = choose_fonts(None if fonts is None else tuple(fonts), held_out)
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(every))
-    sets, done = [], 0
+    sets: list[Characters] = []
     # each set draws from characters of its own: some are passed over, where fonts lack them
     bounds = np.rint(np.cumsum([0, *counts]) / sum(counts) * len(every)).astype(int)
     for k, count in enumerate(counts):
         characters = [every[c] for c in order[bounds[k] : bounds[k + 1]]]
         weights = {str(held_out): 1} if k == 2 else chosen
-        sets.append(_draw_set(characters, count, weights, mask, [seed, k], done, progress))
-        done += count
+        names, share = list(weights), np.array(list(weights.values())) / sum(weights.values())
+        left = iter(characters)
+        images, text, used = [], [], []
+        for number in range(count):  # random numbers of its own: more images don't change the first
+            rng = np.random.default_rng([seed, k, number])
+            name = names[int(rng.choice(len(names), p=share))]
+            font = open_font(name, round(GLYPH * SIDE * SCALE))
+            missing = font.getmask(MISSING)
+            for character in islice(left, TRIES):
+                found = font.getmask(character)
+                if found.size != missing.size or bytes(found) != bytes(missing):
+                    break
+            else:
+                raise InputError(
+                    f"the font {name} lacks most characters of GB 2312, expected others"
+                )
+            images.append(render(character, font, rng))
+            text.append(character)
+            used.append(name)
+            if progress is not None:
+                progress(sum(map(len, sets)) + number + 1)
+        masks = np.repeat(mask[None], count, axis=0)
+        sets.append(Characters(np.array(images, np.int64), masks, "".join(text), tuple(used)))
     return CharacterSets(sets[0], sets[1], sets[2] if held_out else None)
-
-
-def _draw_set(
-    characters: Sequence[str],
-    count: int,
-    weights: dict[str, int],
-    mask: NDArray[np.bool_],
-    seed: list[int],
-    done: int,
-    progress: Callable[[int], None] | None,
-) -> Characters:
-    """So many images, each with random numbers of its own: more images don't change the first."""
-    names = list(weights)
-    share = np.array([weights[name] for name in names]) / sum(weights.values())
-    left = iter(characters)
-    images, text, fonts = [], [], []
-    for k in range(count):
-        rng = np.random.default_rng([*seed, k])
-        name = names[int(rng.choice(len(names), p=share))]
-        font = open_font(name, round(GLYPH * SIDE * SCALE))
-        for _, character in zip(range(TRIES), left, strict=False):
-            if has_character(font, character):
-                break
-        else:
-            raise InputError(f"the font {name} lacks most characters of GB 2312, expected others")
-        images.append(render(character, font, rng))
-        text.append(character)
-        fonts.append(name)
-        if progress is not None:
-            progress(done + k + 1)
-    masks = np.repeat(mask[None], count, axis=0)
-    return Characters(np.array(images, dtype=np.int64), masks, "".join(text), tuple(fonts))
 
 
 def render(character: str, font: FreeTypeFont, rng: np.random.Generator) -> NDArray[np.bool_]:
@@ -201,15 +190,6 @@ def render(character: str, font: FreeTypeFont, rng: np.random.Generator) -> NDAr
 
     Pixels are looked up in the distance to the strokes, so that a threshold sets the thickness.
     """
-    ink = draw_glyph(character, font)
-    distance = distance_transform_edt(~ink) - distance_transform_edt(ink)
-    where = _warp(rng) * SCALE + (len(ink) - 1) / 2
-    height = map_coordinates(distance, where, order=1, mode="nearest")
-    return np.asarray(height <= SCALE * rng.uniform(*THICKNESS))
-
-
-def draw_glyph(character: str, font: FreeTypeFont) -> NDArray[np.bool_]:
-    """A character in the middle of a square, at the scale of the font.  # (144, 144)"""
     from PIL import Image, ImageDraw
 
     side = SIDE * SCALE
@@ -217,11 +197,9 @@ def draw_glyph(character: str, font: FreeTypeFont) -> NDArray[np.bool_]:
     left, top, right, bottom = font.getbbox(character)
     at = ((side - right - left) / 2, (side - bottom - top) / 2)
     ImageDraw.Draw(picture).text(at, character, fill=255, font=font)
-    return np.asarray(np.array(picture) >= 128)
-
-
-def _warp(rng: np.random.Generator) -> NDArray[np.float64]:
-    """Where each pixel comes from, relative to the center, in pixels.  # (2, 72, 72)"""
+    ink = np.array(picture) >= 128
+    distance = distance_transform_edt(~ink) - distance_transform_edt(ink)
+    # where each pixel comes from, relative to the center, in pixels
     angle = rng.normal(0, math.radians(3))
     shear = rng.normal(0, 0.05, size=2)
     zoom = np.exp(rng.normal(0, 0.05, size=2))
@@ -231,12 +209,21 @@ def _warp(rng: np.random.Generator) -> NDArray[np.float64]:
     grid = np.mgrid[0:SIDE, 0:SIDE] - (SIDE - 1) / 2
     bend = np.stack([gaussian_filter(rng.normal(size=(SIDE, SIDE)), 8) for _ in range(2)])
     bend *= rng.uniform(0, 1.2) / bend.std()
-    return np.asarray(np.tensordot(matrix, grid, axes=1) + shift + bend)
+    where = (np.tensordot(matrix, grid, axes=1) + shift + bend) * SCALE + (side - 1) / 2
+    height = map_coordinates(distance, where, order=1, mode="nearest")
+    return np.asarray(height <= SCALE * rng.uniform(*THICKNESS))
 
 
 # ---- fonts ----
 
-
+FONT_FOLDERS = {
+    "win32": ("$WINDIR/Fonts",),
+    "darwin": ("/Library/Fonts", "~/Library/Fonts"),
+    "linux": (
+        *("/usr/share/fonts", "/usr/local/share/fonts"),
+        *("~/.local/share/fonts", "~/.fonts"),
+    ),
+}
 FONTS = {
     "ukai": ("ukai.ttc", 0, 4),
     "gkai": ("gkai00mp.ttf", 0, 4),
@@ -252,24 +239,15 @@ the file, the number in a file of several fonts, and how often it is drawn, rela
 0 if only when it is asked for."""
 
 
-def font_folders() -> list[Path]:
-    """Folders in which this system keeps fonts; ``PROXFIELD_FONTS`` names others instead."""
-    own = os.environ.get("PROXFIELD_FONTS")
-    if own is not None:
-        return [Path(part) for part in own.split(os.pathsep) if part]
-    home = Path.home()
-    if sys.platform == "win32":
-        return [Path(os.environ.get("WINDIR", "C:/Windows")) / "Fonts"]
-    if sys.platform == "darwin":
-        return [Path("/Library/Fonts"), home / "Library/Fonts"]
-    shared = [Path("/usr/share/fonts"), Path("/usr/local/share/fonts")]
-    return [*shared, home / ".local/share/fonts", home / ".fonts"]
-
-
 def installed_fonts() -> dict[str, Path]:
-    """Files of the fonts of `FONTS` that are on this machine, by name."""
+    """Files of the fonts of `FONTS` that are on this machine, by name.
+
+    They are looked for where the system keeps fonts; ``PROXFIELD_FONTS`` names other folders.
+    """
+    usual = FONT_FOLDERS.get(sys.platform, FONT_FOLDERS["linux"])
+    folders = os.environ.get("PROXFIELD_FONTS", os.path.expandvars(os.pathsep.join(usual)))
     files: dict[str, Path] = {}
-    for folder in font_folders():
+    for folder in (Path(part).expanduser() for part in folders.split(os.pathsep) if part):
         for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
             files.setdefault(path.name, path)
     return {name: files[file] for name, (file, _, _) in FONTS.items() if file in files}
@@ -302,13 +280,6 @@ def open_font(name: str, size: int) -> FreeTypeFont:
         return found
     except OSError as error:
         raise InputError(f"can't read the font ({error})", path=str(path)) from None
-
-
-def has_character(font: FreeTypeFont, character: str) -> bool:
-    """Whether a font has a picture of a character."""
-    found = font.getmask(character)
-    missing = font.getmask(MISSING)
-    return found.size != missing.size or bytes(found) != bytes(missing)
 
 
 # ---- files ----

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from dataclasses import field as field_of
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import numpy as np
@@ -11,26 +12,30 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
 from proxfield.core.common.arrays import Array, Ints
-from proxfield.core.common.checks import whole_number
+from proxfield.core.common.checks import one_of, whole_number
 from proxfield.core.common.memory import check_memory
 from proxfield.core.common.records import Record
 from proxfield.core.solve.rules.registry import make_rule
-from proxfield.errors import InputError, shown
+from proxfield.errors import InputError
 from proxfield.field import Field
 from proxfield.learn.estimator import Estimator, Instance, as_sequence
-from proxfield.learn.losses import Loss, find_loss
-from proxfield.learn.methods import METHODS, Unrolled, check_updates, find_method
+from proxfield.learn.methods import (
+    METHODS,
+    Loss,
+    Unrolled,
+    check_updates,
+    find_loss,
+    find_method,
+)
 from proxfield.learn.optimize import Callback, check_limits, stages, stoppable
 from proxfield.learn.structure import Structure, prepare
-from proxfield.learn.tied import Block, Parameters, TiedField
+from proxfield.learn.tied import Block, Parameters, TiedField, as_integers
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 T = TypeVar("T")
 
-UNARIES = ("linear", "table")
-PAIRWISE = ("potts", "ising", "table", "none")
 UPDATES = (20, 40, 80)
 """Numbers of updates that `CRF` learns through, one after the other if it has to."""
 SETTLED = 0.005
@@ -70,6 +75,7 @@ class Graph:
         return int(self.nodes.shape[0]) if sparse.issparse(self.nodes) else len(self.nodes)
 
 
+@dataclass(eq=False, repr=False)
 class CRF(Estimator):
     """A log-linear field over graphs: E = Σ_i x_i·U[:, y_i] + Σ_e Σ_f x_ef V_f[y_i, y_j].
 
@@ -110,42 +116,24 @@ class CRF(Estimator):
     saved_attributes: ClassVar[tuple[str, ...]] = (
         *Estimator.saved_attributes, "n_features_in_", "n_edge_features_", "uses_index_",
     )  # fmt: skip
-    n_features_in_: int
-    n_edge_features_: int
-    uses_index_: bool
+    unary: str = "linear"
+    pairwise: str = "potts"
+    method: str = "marginals"
+    loss: str | Loss = "log"
+    l2: float = 0.01
+    rule: str = "auto"
+    fit_intercept: bool = True
+    n_labels: int | None = None
+    class_weight: ArrayLike | str | None = None
+    n_updates: int | None = None
+    step: float = 0.5
+    max_iters: int | None = None
+    device: str = "cpu"
+    seed: int = 0
+    n_features_in_: int = field_of(init=False)
+    n_edge_features_: int = field_of(init=False)
+    uses_index_: bool = field_of(init=False)
     """Whether edges have an index of tables rather than features."""
-
-    def __init__(
-        self,
-        unary: str = "linear",
-        pairwise: str = "potts",
-        method: str = "marginals",
-        loss: str | Loss = "log",
-        l2: float = 0.01,
-        rule: str = "auto",
-        fit_intercept: bool = True,
-        n_labels: int | None = None,
-        class_weight: ArrayLike | str | None = None,
-        n_updates: int | None = None,
-        step: float = 0.5,
-        max_iters: int | None = None,
-        device: str = "cpu",
-        seed: int = 0,
-    ) -> None:
-        self.unary = unary
-        self.pairwise = pairwise
-        self.method = method
-        self.loss = loss
-        self.l2 = l2
-        self.rule = rule
-        self.fit_intercept = fit_intercept
-        self.n_labels = n_labels
-        self.class_weight = class_weight
-        self.n_updates = n_updates
-        self.step = step
-        self.max_iters = max_iters
-        self.device = device
-        self.seed = seed
 
     def fit(
         self, X: Sequence[Instance], y: Sequence[ArrayLike], callback: Callback | None = None
@@ -239,10 +227,8 @@ class CRF(Estimator):
         return np.ones(n, dtype=bool) if observed is None else np.asarray(observed) < 0
 
     def _check(self) -> None:
-        choices = ("unary", self.unary, UNARIES), ("pairwise", self.pairwise, PAIRWISE)
-        for name, value, known in choices:
-            if value not in known:
-                raise InputError(f"{name}={shown(value)}, expected one of: {', '.join(known)}")
+        one_of("unary", self.unary, ("linear", "table"))
+        one_of("pairwise", self.pairwise, ("potts", "ising", "table", "none"))
         find_method(self.method)
         find_loss(self.loss)
         make_rule(self.rule, {})
@@ -341,19 +327,11 @@ def _located(function: Callable[..., T], number: int, *args: object) -> T:
 
 def _as_labels(labels: ArrayLike) -> Ints:
     _check_rows(labels, "labels")
-    out = np.asarray(labels).ravel()
-    if out.size and out.dtype.kind not in "iu":
-        raise InputError(f"labels must be integers, not {out.dtype}")
-    return out.astype(np.int64)
+    return np.asarray(as_integers(labels, "labels").ravel(), dtype=np.int64)
 
 
 def _largest(values: ArrayLike | None) -> int:
-    if values is None:
-        return -1
-    array = np.asarray(values)
-    if array.dtype.kind not in "iu" and array.size:
-        raise InputError(f"an index or labels must be integers, not {array.dtype}")
-    return int(array.max(initial=-1))
+    return -1 if values is None else int(as_integers(values, "an index or labels").max(initial=-1))
 
 
 def _width(features: Array, what: str) -> int:

@@ -5,24 +5,24 @@ Nowozin, Rother, Bagon, Sharp, Yao and Kohli: *Decision Tree Fields* (ICCV 2011)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from proxfield.core.common.arrays import Array, Arrays, Ints
-from proxfield.core.common.checks import whole_number
+from proxfield.core.common.checks import one_of, whole_number
 from proxfield.core.common.records import Record
 from proxfield.core.solve.infer import infer
 from proxfield.core.solve.rules.base import Rule
 from proxfield.core.solve.rules.registry import make_rule
 from proxfield.errors import InputError, shown
 from proxfield.field import Field
-from proxfield.learn.chains import fit_chains
 from proxfield.learn.estimator import Estimator, whole
 from proxfield.learn.methods import fit_marginals, fit_pseudo
-from proxfield.learn.optimize import FitProgress, check_limits, stages
+from proxfield.learn.optimize import Callback, check_limits, fit_chains, stages
 from proxfield.learn.structure import prepare
 from proxfield.learn.tied import Parameters
 from proxfield.learn.trees import (
@@ -31,7 +31,6 @@ from proxfield.learn.trees import (
     Forest,
     HoledImage,
     Tree,
-    check_tree,
     feature_offsets,
     grow_forest,
     pair_offsets,
@@ -40,7 +39,6 @@ from proxfield.learn.trees import (
 if TYPE_CHECKING:
     from proxfield.result import Result
 
-Callback = Callable[[FitProgress], object]
 Images = Any
 """Label images: one array (n, height, width), or a sequence of (height, width)."""
 Masks = Any
@@ -51,6 +49,7 @@ MAX_LABELS = 254
 """A value of a feature is a byte; one more is for hidden pixels."""
 
 
+@dataclass(eq=False, repr=False)
 class DecisionTreeField(Estimator):
     """A field over the pixels of label images, whose tables are chosen by decision trees.
 
@@ -92,36 +91,20 @@ class DecisionTreeField(Estimator):
         1.0
     """
 
-    def __init__(
-        self,
-        offsets: ArrayLike | None = None,
-        *,
-        features: int = 256,
-        reach: int = 18,
-        unary_leaves: int = 128,
-        pair_leaves: int = 32,
-        max_samples: int = 200_000,
-        n_labels: int | None = None,
-        method: str = "marginals",
-        l2: float | None = None,
-        max_iters: int | None = None,
-        rule: str | Rule | type[Rule] = "adam",
-        infer_iters: int = 1000,
-        seed: int = 0,
-    ) -> None:
-        self.offsets = offsets
-        self.features = features
-        self.reach = reach
-        self.unary_leaves = unary_leaves
-        self.pair_leaves = pair_leaves
-        self.max_samples = max_samples
-        self.n_labels = n_labels
-        self.method = method
-        self.l2 = l2
-        self.max_iters = max_iters
-        self.rule = rule
-        self.infer_iters = infer_iters
-        self.seed = seed
+    offsets: ArrayLike | None = None
+    _: KW_ONLY
+    features: int = 256
+    reach: int = 18
+    unary_leaves: int = 128
+    pair_leaves: int = 32
+    max_samples: int = 200_000
+    n_labels: int | None = None
+    method: str = "marginals"
+    l2: float | None = None
+    max_iters: int | None = None
+    rule: str | Rule | type[Rule] = "adam"
+    infer_iters: int = 1000
+    seed: int = 0
 
     # ---- fitting ----
 
@@ -178,14 +161,11 @@ class DecisionTreeField(Estimator):
             return start  # frequencies are all there is to learn
         instances = prepare(forest.instance(image) for image in images)
         most = ITERATIONS[self.method] if self.max_iters is None else self.max_iters
-        if self.method == "marginals":
-            l2 = 1000.0 if self.l2 is None else self.l2
-            return fit_marginals(
-                instances, start, l2=l2, max_iters=most, weaken=False, callback=callback
-            )  # the start has no interactions
-        l2 = 1.0 if self.l2 is None else self.l2
+        usual = 1000.0 if self.method == "marginals" else 1.0
+        given: Record = {"l2": usual if self.l2 is None else self.l2, "callback": callback}
+        if self.method == "marginals":  # the start has no interactions
+            return fit_marginals(instances, start, max_iters=most, weaken=False, **given)
         first = ITERATIONS["pseudo"] if self.method == "chains" else most
-        given: Record = {"l2": l2, "callback": callback}
         with stages() as interrupted:
             found = fit_pseudo(instances, start, max_iters=first, **given)
             if self.method == "pseudo" or interrupted():
@@ -194,10 +174,7 @@ class DecisionTreeField(Estimator):
 
     def _check(self) -> None:
         """Refuse parameters that can't be used, before anything is computed."""
-        if self.method not in ITERATIONS:
-            raise InputError(
-                f"method={shown(self.method)}, expected one of: {', '.join(ITERATIONS)}"
-            )
+        one_of("method", self.method, ITERATIONS)
         for name in ("features", "reach", "unary_leaves", "pair_leaves", "max_samples"):
             whole_number(getattr(self, name), name, 1)
         if self.n_labels is not None and whole_number(self.n_labels, "n_labels", 2) > MAX_LABELS:
@@ -340,8 +317,18 @@ class DecisionTreeField(Estimator):
         trees = tuple(
             Tree(tests[e - n : e], children[e - n : e]) for e, n in zip(ends, nodes, strict=True)
         )
-        for tree in trees:
-            check_tree(tree, len(features), self.n_labels_)
+        for tree in trees:  # every node is reached once, and asks for what there is
+            inner = tree.tests[:, 0] >= 0
+            feature, value = tree.tests[inner].T
+            reached = np.sort(tree.children[inner].ravel())
+            if (
+                not len(inner)
+                or (feature >= len(features)).any()
+                or not ((value >= 0) & (value <= self.n_labels_)).all()
+                or not np.array_equal(reached, np.arange(1, len(inner)))
+                or (tree.children[inner] <= np.flatnonzero(inner)[:, None]).any()  # no cycles
+            ):
+                raise InputError("the file is damaged: a tree isn't one")
         self.forest_ = Forest(self.n_labels_, features, offsets, trees[0], trees[1:])
         k, own = self.n_labels_, self.parameters_
         shapes = {UNARY: (trees[0].n_leaves, k), PAIRS: (int(self.forest_.starts[-1]), k, k)}

@@ -27,6 +27,7 @@ from proxfield.core.solve.rules.base import Rule
 from proxfield.errors import InputError, ProxfieldError, shown
 from proxfield.field import Field
 from proxfield.io.files import Source, Target, atomic_write, display_name, naming_damage, read_bytes
+from proxfield.io.store import as_plain
 from proxfield.io.windows import read_member
 from proxfield.learn.tied import Parameters
 from proxfield.result import Result, Status
@@ -49,7 +50,7 @@ def write_arrays(path: Target, holds: str, header: Record, arrays: Arrays) -> No
         if np.asarray(array).dtype.hasobject:
             raise InputError(f"array {name!r} holds objects, expected numbers or text")
     try:
-        text = json.dumps({**about, "arrays": list(arrays), **header}, default=_plain)
+        text = json.dumps({**about, "arrays": list(arrays), **header}, default=as_plain)
     except (TypeError, ValueError) as error:
         raise InputError(
             f"a parameter can't be saved ({error}), expected numbers, text or lists",
@@ -71,35 +72,22 @@ def read_arrays(
     try:
         with naming_damage(None), zipfile.ZipFile(io.BytesIO(data)) as archive:
             check_memory(sum(m.file_size for m in archive.infolist()), f"reading {path}")
-            header = _read_header(archive, holds)
+            if "header.npy" not in archive.namelist():
+                raise InputError("has no header, expected a file that save() wrote")
+            header = json.loads(read_member(archive, "header").tobytes().decode())
+            if not isinstance(header, dict) or header.get("format") != FORMAT:
+                raise InputError("isn't a file of proxfield.learn, expected one that save() wrote")
+            version, found = header.get("version"), header.get("holds")
+            if version != VERSION:
+                raise InputError(f"has version {shown(version)} of the format, expected {VERSION}")
+            if found != holds:
+                raise InputError(f"holds {shown(found)}, expected {shown(holds)}")
             names = [str(name) for name in header["arrays"]]
             if {f"{name}.npy" for name in ("header", *names)} != set(archive.namelist()):
                 raise InputError("the file is damaged: its arrays aren't those of the header")
             return header, {name: read_member(archive, name) for name in names}
     except InputError as error:
         raise InputError(error.message, path=path) from None
-
-
-def _read_header(archive: zipfile.ZipFile, holds: str) -> Record:
-    if "header.npy" not in archive.namelist():
-        raise InputError("has no header, expected a file that save() wrote")
-    header = json.loads(read_member(archive, "header").tobytes().decode())
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise InputError("isn't a file of proxfield.learn, expected one that save() wrote")
-    if header.get("version") != VERSION:
-        raise InputError(
-            f"has version {shown(header.get('version'))} of the format, expected {VERSION}"
-        )
-    if header.get("holds") != holds:
-        raise InputError(f"holds {shown(header.get('holds'))}, expected {shown(holds)}")
-    return header
-
-
-def _plain(value: object) -> object:
-    """Numpy's numbers and arrays as Python's, for JSON."""
-    if isinstance(value, np.generic | np.ndarray):
-        return value.tolist()
-    raise TypeError(f"{type(value).__name__} is no number, text or list")
 
 
 Instance: TypeAlias = Any
@@ -137,17 +125,13 @@ class Estimator:
 
     # ---- scikit-learn's conventions ----
 
-    @classmethod
-    def _names(cls) -> list[str]:
-        return [name for name in inspect.signature(cls.__init__).parameters if name != "self"]
-
     def get_params(self, deep: bool = True) -> Record:
         """Arguments of the constructor, by name."""
-        return {name: getattr(self, name) for name in self._names()}
+        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
 
     def set_params(self, **params: object) -> Self:
         """Change arguments of the constructor; returns the estimator."""
-        names = self._names()
+        names = self.get_params()
         for name, value in params.items():
             if name not in names:
                 raise InputError(
@@ -167,7 +151,7 @@ class Estimator:
         return hasattr(self, "parameters_")
 
     def __repr__(self) -> str:
-        defaults = inspect.signature(type(self).__init__).parameters
+        defaults = inspect.signature(type(self)).parameters
         changed = [
             f"{name}={value!r}"
             for name, value in self.get_params().items()

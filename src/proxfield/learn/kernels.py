@@ -14,7 +14,7 @@ from proxfield.core.common.arrays import Doubles, Ints
 from proxfield.core.compiled.jit import inlined, kernel
 from proxfield.core.compiled.math import exp_negative, uniform
 from proxfield.core.engines.recorded import Factors
-from proxfield.learn.chains import FactorSlots
+from proxfield.learn.optimize import FactorSlots
 
 Bytes = NDArray[np.uint8]
 Counts = NDArray[np.int32]

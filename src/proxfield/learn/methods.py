@@ -7,26 +7,124 @@ line in `METHODS`.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from proxfield.core.common.arrays import Doubles
-from proxfield.core.common.checks import is_real, whole_number
+from proxfield.core.common.arrays import Doubles, Ints
+from proxfield.core.common.checks import is_real, one_of, whole_number
 from proxfield.core.engines.recorded import Recorded
 from proxfield.core.solve.loop import make_updates
 from proxfield.errors import InputError, shown
-from proxfield.learn.chains import fit_chains
-from proxfield.learn.losses import Loss, Targets, find_loss
-from proxfield.learn.optimize import Callback, Objective, minimize, stages, stoppable
-from proxfield.learn.structure import Examples, Structure, prepare
+from proxfield.learn.optimize import Callback, fit_chains, minimize, stages, stoppable
+from proxfield.learn.structure import Examples, Structure, class_weights, prepare
 from proxfield.learn.tied import Parameters, TiedField
 
 S = TypeVar("S")
 
 FACTORS = (1.0, 0.5, 0.25, 0.125, 0.0625, 0.0)
 """What interactions are multiplied by before marginals are learned."""
+
+
+# ---- losses of marginals: means over variables or classes, whose sizes don't depend on how many
+# variables there are; labels of -1 are unknown and count for nothing ----
+
+FLOOR = 1e-290
+"""Smallest probability whose logarithm is taken."""
+
+
+@dataclass(frozen=True, eq=False)
+class Targets:
+    """True labels of variables, and weights of classes.
+
+    Args:
+        labels: One per variable, -1 where unknown.  # (n,)
+        offsets: First entry of each variable in flat arrays.  # (n + 1,)
+        weights: One per class.  # (classes,)
+    """
+
+    labels: Ints
+    offsets: Ints
+    weights: Doubles
+
+    @property
+    def known(self) -> Ints:
+        """Variables whose label is known."""
+        return np.flatnonzero(self.labels >= 0)
+
+
+Loss = Callable[[Doubles, Targets], tuple[float, Doubles]]
+
+
+def log_loss(q: Doubles, targets: Targets) -> tuple[float, Doubles]:
+    """The mean of −log q_i(y_i), weighted by class.
+
+    Args:
+        q: Flat marginals.  # (size,)
+        targets: What they should be.
+
+    Returns:
+        The loss, and its gradient in q.  # (size,)
+
+    Example:
+        >>> targets = Targets(np.array([1]), np.array([0, 2]), np.ones(2))
+        >>> loss, gradient = log_loss(np.array([0.5, 0.5]), targets)
+        >>> round(loss, 3), gradient
+        (0.693, array([ 0., -2.]))
+    """
+    known = targets.known
+    y = targets.labels[known]
+    at, weight = targets.offsets[known] + y, targets.weights[y]
+    total = weight.sum()
+    p = np.maximum(q[at], FLOOR)
+    out = np.zeros_like(q)
+    out[at] = -weight / (total * p)
+    return float(-(weight * np.log(p)).sum() / total), out
+
+
+def overlap_loss(
+    q: Doubles, targets: Targets, factor: float, joint: float
+) -> tuple[float, Doubles]:
+    """1 − ``factor`` Σ q·y / Σ (q + y − ``joint`` q·y), averaged over classes that occur.
+
+    Sums are over all variables of all instances; results as for `log_loss`.
+    """
+    owner = np.repeat(np.arange(len(targets.labels)), np.diff(targets.offsets))
+    at = np.flatnonzero(targets.labels[owner] >= 0)
+    label = at - targets.offsets[owner[at]]
+    truth = np.asarray(targets.labels[owner[at]] == label, dtype=np.float64)
+    n = len(targets.weights)
+    inside, occurs = np.bincount(label, q[at] * truth, n), np.bincount(label, truth, n)
+    union = np.bincount(label, q[at], n) + occurs - joint * inside
+    weight = np.where(occurs > 0, targets.weights, 0.0)
+    weight /= weight.sum()
+    safe = np.where(union > 0, union, 1.0)
+    loss = 1.0 - float((weight * factor * inside / safe).sum())
+    slope = factor * truth / safe[label]
+    slope -= (factor * inside / safe**2)[label] * (1.0 - joint * truth)
+    out = np.zeros_like(q)
+    out[at] = -weight[label] * slope
+    return loss, out
+
+
+LOSSES: dict[str, Loss] = {
+    "log": log_loss,
+    "dice": partial(overlap_loss, factor=2.0, joint=0.0),
+    "iou": partial(overlap_loss, factor=1.0, joint=1.0),
+}
+"""Losses by name; the last two are 1 − the soft Dice coefficient and 1 − the soft intersection over
+union. To add one: a function of the same arguments, and a line here."""
+
+
+def find_loss(loss: str | Loss) -> Loss:
+    """A loss by name, or the function itself."""
+    if callable(loss):
+        return loss
+    one_of("loss", loss, LOSSES)
+    return LOSSES[loss]
 
 
 # ---- pseudo-likelihood ----
@@ -102,7 +200,7 @@ def fit_pseudo(
     """
     structure = prepare(instances)
     start = structure.start(parameters)
-    weights = structure.class_weights(class_weight)
+    weights = class_weights(class_weight, structure)
     return minimize(
         lambda p: pseudo_likelihood(structure, p, weights), start, l2=l2, max_iters=max_iters,
         tol=tol, method="pseudo", fixed=fixed, callback=callback,
@@ -170,26 +268,6 @@ def marginal_loss(
     return scale * value, s.pull(run.backward(scale * d))
 
 
-def weakened(
-    parameters: Parameters, names: Collection[str], objective: Objective, l2: float
-) -> Parameters:
-    """The best of some parameters whose interactions are multiplied by 1, ½, ¼, … and 0.
-
-    Pseudo-likelihood may find interactions that are much too strong for mean field; there the
-    marginals are certain, often wrong, and no small change of parameters matters.
-    """
-    best, least = parameters, np.inf
-    if not any(parameters[name].any() for name in names):
-        return parameters
-    for factor in FACTORS:
-        tried = {k: factor * v if k in names else v for k, v in parameters.items()}
-        value = objective(tried)[0]
-        value += 0.5 * l2 * sum(float((v * v).sum()) for v in tried.values())
-        if value < least:
-            best, least = tried, value
-    return best
-
-
 def fit_marginals(
     instances: Iterable[TiedField] | Examples,
     parameters: Parameters,
@@ -237,7 +315,7 @@ def fit_marginals(
     structure = instances if isinstance(instances, Examples) else prepare(instances)
     start = structure.start(parameters)
     chosen = find_loss(loss)
-    weights = structure.class_weights(class_weight)
+    weights = class_weights(class_weight, structure)
 
     def objective(p: Parameters) -> tuple[float, Parameters]:
         return marginal_loss(
@@ -245,10 +323,18 @@ def fit_marginals(
         )
 
     with stages() as interrupted:
-        if weaken:
-            names = [name for name in structure.interactions if name not in fixed]
+        names = [name for name in structure.interactions if name not in fixed]
+        if weaken and any(start[name].any() for name in names):
+            # pseudo-likelihood may find interactions that are much too strong for mean field; there
+            # the marginals are certain, often wrong, and no small change of parameters matters
+            given, least = start, np.inf
             with stoppable():
-                start = weakened(start, names, objective, l2)
+                for factor in FACTORS:
+                    tried = {k: factor * v if k in names else v for k, v in given.items()}
+                    value = objective(tried)[0]
+                    value += 0.5 * l2 * sum(float((v * v).sum()) for v in tried.values())
+                    if value < least:
+                        start, least = tried, value
         if interrupted():
             return start
         return minimize(
@@ -271,6 +357,5 @@ METHODS: dict[str, Method] = {
 
 def find_method(name: str) -> Method:
     """A method by name."""
-    if name not in METHODS:
-        raise InputError(f"method={shown(name)}, expected one of: {', '.join(METHODS)}")
+    one_of("method", name, METHODS)
     return METHODS[name]

@@ -49,24 +49,22 @@ def make_snakes(count: int, seed: int = 0) -> tuple[Pictures, Pictures]:
     """
     whole_number(count, "count", 1)
     rng = np.random.default_rng(whole_number(seed, "seed", 0))
-    made = [_make_snake(rng) for _ in range(count)]
-    return [picture for picture, _ in made], [labels for _, labels in made]
-
-
-def _make_snake(rng: np.random.Generator) -> tuple[Ints, Ints]:
-    while True:  # a walk of one more pixel, whose first isn't drawn: the tail came from somewhere
+    pictures: Pictures = []
+    numbered: Pictures = []
+    while len(pictures) < count:
+        # a walk of one more pixel, whose first isn't drawn: the tail came from somewhere
         moves = rng.integers(0, 4, LENGTH)
         path = np.cumsum(np.concatenate([[[0, 0]], MOVES[moves]]), axis=0)
-        if len(np.unique(path, axis=0)) == len(path):
-            break
-    path -= path.min(axis=0) - 1
-    picture = np.zeros(path.max(axis=0) + 2, dtype=np.int64)
-    labels = np.zeros_like(picture)
-    for position in range(1, LENGTH + 1):
-        at = tuple(path[position])
-        picture[at] = 1 + moves[position - 1]
-        labels[at] = position
-    return picture, labels
+        if len(np.unique(path, axis=0)) < len(path):
+            continue
+        path -= path.min(axis=0) - 1
+        picture = np.zeros(path.max(axis=0) + 2, dtype=np.int64)
+        labels = np.zeros_like(picture)
+        picture[tuple(path[1:].T)] = 1 + moves
+        labels[tuple(path[1:].T)] = np.arange(1, LENGTH + 1)
+        pictures.append(picture)
+        numbered.append(labels)
+    return pictures, numbered
 
 
 def snake_graph(picture: NDArray[np.int64]) -> Graph:
@@ -128,15 +126,14 @@ def read_snakes(source: Source) -> dict[str, tuple[Pictures, Pictures]]:
     for name in header["parts"]:
         shapes = arrays[f"{name}/shapes"]
         ends = np.cumsum(shapes.prod(axis=1))
-        pictures, labels = (
-            _split(arrays[f"{name}/{key}"], shapes, ends) for key in ("colors", "labels")
-        )
-        out[str(name)] = pictures, labels
+        both = []
+        for key in ("colors", "labels"):
+            flat = arrays[f"{name}/{key}"].astype(np.int64)
+            if len(ends) == 0 or len(flat) != ends[-1]:
+                raise InputError(
+                    "sizes of pictures and pixels don't fit together: the file is damaged"
+                )
+            parts = np.split(flat, ends[:-1])
+            both.append([part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)])
+        out[str(name)] = both[0], both[1]
     return out
-
-
-def _split(flat: Ints, shapes: Ints, ends: Ints) -> Pictures:
-    if len(ends) == 0 or len(flat) != ends[-1]:
-        raise InputError("sizes of pictures and pixels don't fit together: the file is damaged")
-    parts = np.split(flat.astype(np.int64), ends[:-1])
-    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]

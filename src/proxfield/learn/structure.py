@@ -20,8 +20,7 @@ from scipy import sparse
 
 from proxfield.core.common.arrays import Array, Doubles, Ints
 from proxfield.core.engines.recorded import Factors, Recorded
-from proxfield.errors import InputError
-from proxfield.learn.losses import class_weights
+from proxfield.errors import InputError, shown
 from proxfield.learn.tied import (
     Block,
     Parameters,
@@ -117,9 +116,29 @@ class Examples(ABC):
         """A weight of 1 for each class."""
         return np.ones(int(np.diff(self.offsets).max()))
 
-    def class_weights(self, given: ArrayLike | str | None) -> Doubles:
-        """Weights of classes, checked; see `fit_marginals`."""
-        return class_weights(given, self.labels, len(self.unweighted))
+
+def class_weights(weights: ArrayLike | str | None, examples: Examples) -> Doubles:
+    """Weights of classes: 1 each (None), "balanced" (inverse frequencies), or those given."""
+    labels, n_classes = examples.labels, len(examples.unweighted)
+    if weights is None:
+        return examples.unweighted
+    if isinstance(weights, str):
+        if weights != "balanced":
+            raise InputError(f"class_weight={shown(weights)}, expected 'balanced' or numbers")
+        known = labels[labels >= 0]
+        counts = np.bincount(known, minlength=n_classes)
+        return np.asarray(len(known) / (np.count_nonzero(counts) * np.maximum(counts, 1)))
+    try:
+        out = np.asarray(weights, dtype=np.float64)
+    except (TypeError, ValueError):
+        out = np.zeros(0)
+    if out.shape != (n_classes,) or not np.isfinite(out).all() or (out < 0).any() or not out.any():
+        raise InputError(
+            f"class_weight={shown(weights)}, expected {n_classes} numbers, 0 or more and not all 0"
+        )
+    if not out[labels[labels >= 0]].any():
+        raise InputError(f"class_weight={shown(weights)} is 0 for all labels that occur")
+    return out
 
 
 @dataclass
@@ -142,7 +161,7 @@ class Structure(Examples):
     n_entries: int
     _shared: list[_Shared] = field(repr=False)
     devices: dict[str, TiedEnergy] = field(default_factory=dict, repr=False)
-    """What `on_torch` has made, by device."""
+    """The factors on devices of torch."""
 
     @property
     def n_vars(self) -> int:
@@ -183,30 +202,24 @@ class Structure(Examples):
         first = np.flatnonzero(new)
         return first, np.searchsorted(first, edges.ptr)
 
-    def on_torch(self, device: str) -> TiedEnergy:
-        """The factors on a device of torch, made once."""
-        from proxfield.core.engines.torch.program import TiedEnergy
-
-        if device not in self.devices:
-            factors = [self.factors[k] for k in sorted(self.factors)]
-            self.devices[device] = TiedEnergy(factors, self.offsets, device)
-        return self.devices[device]
-
     @property
     def interactions(self) -> list[str]:
         return list(dict.fromkeys(s.name for s in self._shared if len(s.shape) > 1))
 
     def updates(self, w: Doubles, device: str = "cpu") -> Recorded[Any]:
         """Updates over the tables w: compiled kernels, or torch on another device than "cpu"."""
+        factors = [self.factors[k] for k in sorted(self.factors)]
         if device != "cpu":
-            from proxfield.core.engines.torch.program import TorchUpdates
+            from proxfield.core.engines.torch.program import TiedEnergy, TorchUpdates
 
-            return TorchUpdates(self.on_torch(device), w)
+            if device not in self.devices:
+                self.devices[device] = TiedEnergy(factors, self.offsets, device)
+            return TorchUpdates(self.devices[device], w)
         from proxfield.core.engines.numba.tied import SpinUpdates, TableUpdates
 
         if self.binary:
             return SpinUpdates(self.order(1), self.order(2), self.runs, self.ptr, w)
-        return TableUpdates([self.factors[k] for k in sorted(self.factors)], self.offsets, w)
+        return TableUpdates(factors, self.offsets, w)
 
     def tables(self, parameters: Parameters) -> Doubles:
         """All tables one after another.  # (n_entries,)"""

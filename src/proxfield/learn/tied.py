@@ -10,17 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
 from proxfield.core.common.arrays import Array, Doubles, Ints
+from proxfield.core.common.checks import one_of
 from proxfield.core.terms.base import Layout, Term, as_indices, check_scopes
 from proxfield.core.terms.factor import Factor
 from proxfield.core.terms.pairwise import Ising, Pairwise, Potts
 from proxfield.core.terms.unary import Unary
-from proxfield.errors import InputError, shown
+from proxfield.errors import InputError
 from proxfield.field import Field
 
 Parameters = dict[str, NDArray[np.float64]]
@@ -56,22 +58,15 @@ class Block:
     """
 
     name: str
-    variables: Ints
+    variables: Array
     features: Array = None
-    index: Ints | None = None
-    n_tables: int = 0
-    form: str | Doubles = field(default="table", repr=False)
+    index: Array = None
+    n_tables: Any = None
+    form: Array = field(default="table", repr=False)
 
-    def __init__(
-        self,
-        name: str,
-        variables: ArrayLike,
-        features: Array = None,
-        index: ArrayLike | None = None,
-        n_tables: int | None = None,
-        form: str | ArrayLike = "table",
-    ) -> None:
-        scopes = _as_integers(variables, f"variables of block {name!r}")
+    def __post_init__(self) -> None:
+        name, features, index, n_tables = self.name, self.features, self.index, self.n_tables
+        scopes, form = as_integers(self.variables, f"variables of block {name!r}"), self.form
         if scopes.ndim == 1:
             scopes = scopes[:, None]
         if scopes.ndim != 2 or scopes.shape[1] == 0:
@@ -82,7 +77,7 @@ class Block:
             raise InputError(f"block {name!r} needs features or an index, and not both")
         which = None
         if index is not None:
-            which = _as_integers(index, f"index of block {name!r}")
+            which = as_integers(index, f"index of block {name!r}")
             if which.shape != (len(scopes),):
                 raise InputError(
                     f"block {name!r} has {len(scopes)} factors but an index of shape {which.shape}"
@@ -101,8 +96,7 @@ class Block:
             if n_tables is not None and n_tables != count:
                 raise InputError(f"block {name!r} has {count} features, not {n_tables}")
         if isinstance(form, str):
-            if form not in FORMS:
-                raise InputError(f"form={shown(form)}, expected one of: {', '.join(FORMS)}")
+            one_of("form", form, FORMS)
         else:
             form = np.asarray(form, dtype=np.float64)
             extra = form.ndim - scopes.shape[1]
@@ -130,7 +124,7 @@ class Block:
                     f"form of block {self.name!r} has shape {self.form.shape}, but its variables "
                     f"have {shape} labels"
                 )
-            return self.form
+            return np.asarray(self.form)
         if self.form == "table":
             return None
         if self.arity != 2:
@@ -176,7 +170,7 @@ def contract(gradient: Doubles, basis: Doubles | None, arity: int) -> Doubles:
     return np.asarray(np.tensordot(gradient, basis, axes=axes))
 
 
-def _as_integers(values: ArrayLike, what: str) -> Array:
+def as_integers(values: ArrayLike, what: str) -> Array:
     """Integers in the type that they have: large instances come in 32 bits."""
     raw = np.asarray(values)
     if raw.size == 0:
@@ -227,32 +221,26 @@ class TiedField:
         {'smooth': array([1.])}
     """
 
-    cardinalities: Ints
-    blocks: tuple[Block, ...]
-    labels: Ints | None = None
-    observed: Ints | None = None
+    cardinalities: Array
+    blocks: Sequence[Block]
+    labels: Array = None
+    observed: Array = None
 
-    def __init__(
-        self,
-        cardinalities: ArrayLike,
-        blocks: Sequence[Block],
-        labels: ArrayLike | None = None,
-        observed: ArrayLike | None = None,
-    ) -> None:
-        cards = as_indices(cardinalities, "cardinalities", 1)
+    def __post_init__(self) -> None:
+        cards = as_indices(self.cardinalities, "cardinalities", 1)
         if len(cards) == 0:
             raise InputError("an instance has no variables, expected at least one")
         if (cards < 1).any():
             v = int(np.flatnonzero(cards < 1)[0])
             raise InputError(f"variable {v} has {int(cards[v])} labels, expected at least 1")
         layout = Layout(cards)
-        for block in blocks:
+        for block in self.blocks:
             check_scopes(layout, block.variables, f"factor of block {block.name!r}")
         vars(self).update(
             cardinalities=cards,
-            blocks=tuple(blocks),
-            labels=checked_labels(labels, cards, "labels"),
-            observed=checked_labels(observed, cards, "observed labels"),
+            blocks=tuple(self.blocks),
+            labels=checked_labels(self.labels, cards, "labels"),
+            observed=checked_labels(self.observed, cards, "observed labels"),
         )
         _ = self.shapes
 

@@ -134,31 +134,9 @@ def grow(
     most = 2 * max_leaves - 1
     tests, children = np.empty((most, 2), dtype=np.int64), np.empty((most, 2), dtype=np.int64)
     counts = np.empty((max_leaves, n_classes, features.shape[1], n_values), dtype=np.int32)
-    nodes = kernels.grow(
-        np.ascontiguousarray(features),
-        np.ascontiguousarray(classes, dtype=np.int64),
-        gain_scores(len(classes)),
-        least,
-        tests,
-        children,
-        counts,
-    )
+    samples = np.ascontiguousarray(features), np.ascontiguousarray(classes, dtype=np.int64)
+    nodes = kernels.grow(*samples, gain_scores(len(classes)), least, tests, children, counts)
     return Tree(tests[:nodes].copy(), children[:nodes].copy())
-
-
-def check_tree(tree: Tree, n_features: int, n_values: int) -> None:
-    """Raise `InputError` unless every node is reached once and asks for what there is."""
-    inner = tree.tests[:, 0] >= 0
-    feature, value = tree.tests[inner].T
-    reached = np.sort(tree.children[inner].ravel())
-    if (
-        not len(inner)
-        or (feature >= n_features).any()
-        or not ((value >= 0) & (value <= n_values)).all()
-        or not np.array_equal(reached, np.arange(1, len(inner)))
-        or (tree.children[inner] <= np.flatnonzero(inner)[:, None]).any()  # no cycles
-    ):
-        raise InputError("the file is damaged: a tree isn't one")
 
 
 def gain_scores(n: int) -> Ints:
@@ -226,14 +204,9 @@ class Forest:
             tables.append(self.starts[k] + leaf)
         ends, index = np.concatenate(scopes).astype(np.int32), np.concatenate(tables)
         blocks.append(Block(PAIRS, ends, None, index, int(self.starts[-1])))
-        hidden = image.hidden.ravel()
-        labels = image.labels.ravel()
-        return TiedField(
-            np.full(labels.size, self.n_labels),
-            blocks,
-            labels=np.where(hidden, labels, -1),
-            observed=np.where(hidden, -1, labels),
-        )
+        hidden, labels = image.hidden.ravel(), image.labels.ravel()
+        targets, observed = np.where(hidden, labels, -1), np.where(hidden, -1, labels)
+        return TiedField(np.full(labels.size, self.n_labels), blocks, targets, observed)
 
     def frequencies(self, images: Sequence[HoledImage]) -> Parameters:
         """Parameters without pairs: unary energies −log of the labels' frequencies in leaves."""
@@ -262,9 +235,7 @@ def feature_offsets(count: int = 256, reach: int = 18) -> Ints:
     side = 2 * reach + 1
     if not 1 <= count <= side * side - 1:
         raise InputError(f"{count} offsets within {reach}, expected at most {side * side - 1}")
-    golden = np.pi * (3 - np.sqrt(5))
-    found: dict[tuple[int, int], None] = {}
-    points = 4 * count
+    golden, points = np.pi * (3 - np.sqrt(5)), 4 * count
     while True:
         k = np.arange(1, points + 1)
         radius = reach * (k / points) ** 0.75
@@ -309,40 +280,30 @@ def grow_forest(
     with at least one hidden pixel, both by what is seen around the (first) pixel.
     """
     k = images[0].n_labels
-    unary = _grow(images, features, None, k, unary_leaves, max_samples, seed)
-    pairs = tuple(
-        _grow(images, features, (down, right), k * k, pair_leaves, max_samples, seed)
-        for down, right in offsets.tolist()
-    )
+
+    def grown(offset: tuple[int, int] | None, n_classes: int, max_leaves: int) -> Tree:
+        """The tree of an offset, or of single pixels."""
+        places = [np.nonzero(i.hidden) if offset is None else i.pairs(offset) for i in images]
+        bounds = np.concatenate([[0], np.cumsum([len(rows) for rows, _ in places])])
+        total = int(bounds[-1])
+        if total > max_samples:
+            chosen = np.random.default_rng(seed).choice(total, max_samples, replace=False)
+            chosen.sort()
+        else:
+            chosen = np.arange(total)
+        seen, classes = [], []
+        for image, (rows, columns), a, b in zip(
+            images, places, bounds[:-1], bounds[1:], strict=True
+        ):
+            some = chosen[np.searchsorted(chosen, a) : np.searchsorted(chosen, b)] - a
+            r, c = rows[some], columns[some]
+            seen.append(image.features(r, c, features))
+            label = image.labels[r, c]
+            if offset is not None:
+                label = label * k + image.labels[r + offset[0], c + offset[1]]
+            classes.append(label)
+        return grow(np.concatenate(seen), np.concatenate(classes), k + 1, n_classes, max_leaves)
+
+    unary = grown(None, k, unary_leaves)
+    pairs = tuple(grown((down, right), k * k, pair_leaves) for down, right in offsets.tolist())
     return Forest(k, features, offsets, unary, pairs)
-
-
-def _grow(
-    images: Sequence[HoledImage],
-    features: Ints,
-    offset: tuple[int, int] | None,
-    n_classes: int,
-    max_leaves: int,
-    max_samples: int,
-    seed: int,
-) -> Tree:
-    """The tree of an offset, or of single pixels."""
-    places = [np.nonzero(i.hidden) if offset is None else i.pairs(offset) for i in images]
-    bounds = np.concatenate([[0], np.cumsum([len(rows) for rows, _ in places])])
-    total = int(bounds[-1])
-    if total > max_samples:
-        chosen = np.random.default_rng(seed).choice(total, max_samples, replace=False)
-        chosen.sort()
-    else:
-        chosen = np.arange(total)
-    seen, classes = [], []
-    for image, (rows, columns), a, b in zip(images, places, bounds[:-1], bounds[1:], strict=True):
-        some = chosen[np.searchsorted(chosen, a) : np.searchsorted(chosen, b)] - a
-        r, c = rows[some], columns[some]
-        seen.append(image.features(r, c, features))
-        label = image.labels[r, c]
-        if offset is not None:
-            label = label * image.n_labels + image.labels[r + offset[0], c + offset[1]]
-        classes.append(label)
-    values = images[0].n_labels + 1
-    return grow(np.concatenate(seen), np.concatenate(classes), values, n_classes, max_leaves)

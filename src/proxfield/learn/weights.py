@@ -52,12 +52,31 @@ def tie(field: Field, share: Sequence[str | None], labels: ArrayLike | None = No
         >>> tie(field, [None, "smooth"], labels=[0, 0, 1]).parameter_shapes()
         {'(fixed)': (1,), 'smooth': (1,)}
     """
-    names = check_share(field, share)
-    blocks = [
-        b
-        for term, name in zip(field.terms, names, strict=True)
-        for b in _blocks_of(term, name, field)
-    ]
+    names, blocks = check_share(field, share), []
+    for term, name in zip(field.terms, names, strict=True):
+        if isinstance(term, (Potts, Ising)):
+            for part in _by_labels(field, term.edges):
+                weights = term.weights[part, None]
+                blocks.append(Block(name, term.edges[part], weights, form=term.name))
+            continue
+        if not is_tabular(term):
+            raise UnsupportedError(
+                f"{type(term).__name__} can't be expressed as tables; use fit_weights with "
+                'method="marginals"'
+            )
+        for scopes, tables, index in term.as_tables(field.layout):
+            if scopes.shape[1] == 0:
+                continue  # a constant: no label depends on it
+            if not np.isfinite(tables).all():
+                raise InputError(
+                    f"{type(term).__name__} forbids configurations, expected finite energies"
+                )
+            for part in _by_labels(field, scopes):
+                shape = tuple(int(c) for c in field.cardinalities[scopes[part[0]]])
+                rows = tables[index[part]] if index is not None else tables[part % len(tables)]
+                size = int(np.prod(shape))
+                form = np.eye(size).reshape(1, size, *shape)
+                blocks.append(Block(name, scopes[part], rows.reshape(-1, size), form=form))
     observed = None if (field.evidence < 0).all() else np.array(field.evidence)
     return TiedField(field.cardinalities, blocks, labels, observed)
 
@@ -77,35 +96,6 @@ def check_share(field: Field, share: Sequence[str | None]) -> list[str]:
 def is_tabular(term: Term) -> bool:
     """Whether a term can be expressed as tables, and is lowered to them."""
     return offers(term, "lower") and offers(term, "as_tables")
-
-
-def _blocks_of(term: Term, name: str, field: Field) -> list[Block]:
-    if isinstance(term, (Potts, Ising)):
-        return [
-            Block(name, term.edges[part], features=term.weights[part, None], form=term.name)
-            for part in _by_labels(field, term.edges)
-        ]
-    if not is_tabular(term):
-        raise UnsupportedError(
-            f"{type(term).__name__} can't be expressed as tables; use fit_weights with "
-            'method="marginals"'
-        )
-    out = []
-    for scopes, tables, index in term.as_tables(field.layout):
-        arity = scopes.shape[1]
-        if arity == 0:
-            continue  # a constant: no label depends on it
-        if not np.isfinite(tables).all():
-            raise InputError(
-                f"{type(term).__name__} forbids configurations, expected finite energies"
-            )
-        for part in _by_labels(field, scopes):
-            shape = tuple(int(c) for c in field.cardinalities[scopes[part[0]]])
-            rows = tables[index[part]] if index is not None else tables[part % len(tables)]
-            size = int(np.prod(shape))
-            form = np.eye(size).reshape(1, size, *shape)
-            out.append(Block(name, scopes[part], features=rows.reshape(-1, size), form=form))
-    return out
 
 
 def _by_labels(field: Field, scopes: Ints) -> list[Ints]:

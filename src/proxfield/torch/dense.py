@@ -259,16 +259,25 @@ def _adjoint(
     *options: Option,
 ) -> tuple[Tensor, list[Tensor], Tensor, Tensor]:  # fmt: skip
     if not theta.numel():
-        none = (torch.zeros_like(x) for x in (unary, tables, size))
-        to_unary, to_tables, to_size = none
-        return to_unary, [torch.zeros_like(f) for f in features], to_tables, to_size
+        to_unary, *to_features = (torch.zeros_like(x) for x in (unary, *features))
+        return to_unary, to_features, torch.zeros_like(tables), torch.zeros_like(size)
     how = UpdateOptions(*options)
     with plain_precision(theta):
         operators = [PlannedOperator(f, *how.kind) for f in features]
         update = DenseUpdate(unary, operators, tables, size)
         grad = torch.where(torch.isinf(theta), torch.zeros_like(grad), grad)
         sums = [FeatureGradient(operator) for operator in operators] if learns else []
-        found = _implicit(update, grad, theta, sums, how) if how.implicit_tol >= 0 else None
+        found = None
+        if how.implicit_tol >= 0:  # gradients of the fixed point θ = g(q), where it is near
+            q = softmax(theta)
+            assert how.adjoint_tol is not None
+            limits = how.implicit_tol, how.adjoint_tol, how.adjoint_max_iters
+            y = implicit(update.hessian, q, update.gradient(q), grad, limits)
+            if y is not None:
+                products = [torch.einsum("bnc,bnd->cd", q, o.apply(y)) for o in operators]
+                for mine, table in zip(sums, tables, strict=False):
+                    mine.add(y, q @ table)
+                found = y, torch.stack(products), torch.zeros_like(size)
         if found is None:
             states = [unary, *kept], how.keep_every or max(1, int(facts[0])), int(facts[0])
             found = _exact(update, grad, theta, states, sums, sized)
@@ -277,23 +286,6 @@ def _adjoint(
             [s.total() for s in sums] if learns else [torch.zeros_like(f) for f in features]
         )
         return to_unary, to_features, to_tables, to_size
-
-
-def _implicit(
-    update: DenseUpdate, grad: Tensor, theta: Tensor, sums: list[FeatureGradient],
-    how: UpdateOptions,
-) -> tuple[Tensor, Tensor, Tensor] | None:  # fmt: skip
-    """Gradients of the fixed point θ = g(q) for U, M and the step; None where it isn't near."""
-    q = softmax(theta)
-    assert how.adjoint_tol is not None
-    limits = how.implicit_tol, how.adjoint_tol, how.adjoint_max_iters
-    y = implicit(update.hessian, q, update.gradient(q), grad, limits)
-    if y is None:
-        return None
-    products = [torch.einsum("bnc,bnd->cd", q, o.apply(y)) for o in update.operators]
-    for mine, table in zip(sums, update.tables, strict=False):
-        mine.add(y, q @ table)
-    return y, torch.stack(products), torch.zeros_like(update.size)
 
 
 def _exact(
@@ -344,12 +336,8 @@ def _adjoint_shape(
     grad: Tensor, theta: Tensor, facts: Tensor, kept: list[Tensor], unary: Tensor,
     features: list[Tensor], tables: Tensor, size: Tensor, *others: object,
 ) -> tuple[Tensor, list[Tensor], Tensor, Tensor]:  # fmt: skip
-    return (
-        theta.new_empty(theta.shape),
-        [f.new_empty(f.shape) for f in features],
-        tables.new_empty(tables.shape),
-        size.new_empty(size.shape),
-    )
+    to_unary, to_tables, to_size = (x.new_empty(x.shape) for x in (theta, tables, size))
+    return to_unary, [f.new_empty(f.shape) for f in features], to_tables, to_size
 
 
 def _repeated(args: list[Option]) -> list[Option]:

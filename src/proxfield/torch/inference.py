@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from proxfield.core.common.checks import is_real, whole_number
+from proxfield.core.common.checks import is_real, one_of, whole_number
 from proxfield.core.devices.cuda import need_torch, torch
-from proxfield.core.devices.tensors import Tensor, TorchDevice, TorchDtype
+from proxfield.core.devices.tensors import Tensor, TorchDevice
 from proxfield.core.engines.plan import Custom, Order, Plan, Update
 from proxfield.core.engines.torch.energy import softmax
 from proxfield.core.filters.torch.filter import working_dtype
@@ -20,7 +20,6 @@ from proxfield.core.solve.rules.base import Problem, Rule
 from proxfield.core.solve.rules.registry import make_rule
 from proxfield.errors import InputError, UnsupportedError, shown
 from proxfield.field import Field
-from proxfield.torch.inputs import one_of
 from proxfield.torch.run import (
     UNDER_VMAP,
     GradientRun,
@@ -119,12 +118,14 @@ def infer(
     dtype = working_dtype(torch.get_default_dtype() if given is None else given.dtype)
     parameters = Parameters.read(field, weights, tables, dtype)
     model = Model.make(field, parameters, dtype, device)
-    shape = _Shape.of(field, unary)
-    flat = shape.flatten(unary, dtype, device)  # (B, full size)
+    batch, entries = _form_of(field, unary)
+    flat = torch.zeros((1, field.layout.size), dtype=dtype, device=device)  # (B, full size)
+    if unary is not None:
+        flat = unary.to(device, dtype).reshape(1 if batch is None else batch, field.layout.size)
     numbers = parameters.flat
     if numbers is not None and numbers.ndim == 2:
         if len(flat) == 1:
-            flat, shape = flat.expand(len(numbers), -1), replace(shape, batch=len(numbers))
+            flat, batch = flat.expand(len(numbers), -1), len(numbers)
         if len(numbers) not in (1, len(flat)):
             raise InputError(
                 f"weights or tables for a batch of {len(numbers)} but unary energies for "
@@ -132,11 +133,12 @@ def infer(
             )
     if not (batched or torch.compiler.is_compiling()):
         _require_energies(flat, field)
+    shape = entries if batch is None else (batch, *entries)
     if not flat.shape[0]:
-        return shape.restore(flat if numbers is None else flat + 0 * numbers.sum())
+        return (flat if numbers is None else flat + 0 * numbers.sum()).reshape(shape)
     energies = model.energy.unary + model.pad(flat)  # (B, n, labels)
     plan = _plan(chosen, model, field, seed)
-    start = _start(init, energies, model, shape)
+    start = _start(init, energies, model, 1 if batch is None else batch)
     if gradient == "unrolled":
         q = _unrolled(model, energies, numbers, plan, start, max_iters)
     else:
@@ -150,7 +152,7 @@ def infer(
             and any(x is not None and x.requires_grad for x in (energies, numbers)),
         )  # fmt: skip
         q = marginals_function().apply(energies, numbers, run)[0]
-    return shape.restore(model.expand(q))
+    return model.expand(q).reshape(shape)
 
 
 def _chosen(rule: Rule) -> Rule:
@@ -203,41 +205,22 @@ def _plan(rule: Rule, model: Model, field: Field, seed: int) -> Update | Order:
     return plan
 
 
-@dataclass(frozen=True)
-class _Shape:
-    """In which of its forms marginals come and go."""
-
-    entries: tuple[int, ...]
-    batch: int | None
-
-    @classmethod
-    def of(cls, field: Field, unary: Tensor | None) -> _Shape:
-        layout = field.layout
-        rows = None if layout.common is None else (layout.n_vars, layout.common)
-        if unary is None:
-            return cls((layout.size,) if rows is None else rows, None)
-        shape = tuple(unary.shape)
-        if shape == rows or shape == (layout.size,):
-            return cls(shape, None)
-        if len(shape) > 1 and shape[1:] in (rows, (layout.size,)):
-            return cls(shape[1:], shape[0])
-        forms = f"({layout.size},)" if rows is None else f"{rows} or ({layout.size},)"
-        raise InputError(f"unary of shape {shape}, expected {forms}, or a batch of these")
-
-    def flatten(self, values: Tensor | None, dtype: TorchDtype, device: TorchDevice) -> Tensor:
-        """# -> (B, size)"""
-        size = int(np.prod(self.entries))
-        if values is None:
-            return torch.zeros((1, size), dtype=dtype, device=device)
-        return values.to(device, dtype).reshape(1 if self.batch is None else self.batch, size)
-
-    def restore(self, flat: Tensor) -> Tensor:
-        """# (B, size) -> as it came"""
-        batch = () if self.batch is None else (self.batch,)
-        return flat.reshape(*batch, *self.entries)
+def _form_of(field: Field, unary: Tensor | None) -> tuple[int | None, tuple[int, ...]]:
+    """In which form marginals come and go: a batch or None, and the shape of one field's."""
+    layout = field.layout
+    rows = None if layout.common is None else (layout.n_vars, layout.common)
+    if unary is None:
+        return None, (layout.size,) if rows is None else rows
+    shape = tuple(unary.shape)
+    if shape == rows or shape == (layout.size,):
+        return None, shape
+    if len(shape) > 1 and shape[1:] in (rows, (layout.size,)):
+        return shape[0], shape[1:]
+    forms = f"({layout.size},)" if rows is None else f"{rows} or ({layout.size},)"
+    raise InputError(f"unary of shape {shape}, expected {forms}, or a batch of these")
 
 
-def _start(init: str | Tensor, energies: Tensor, model: Model, shape: _Shape) -> Tensor:
+def _start(init: str | Tensor, energies: Tensor, model: Model, rows: int) -> Tensor:
     """Marginals to start from.  # (B, n, labels)"""
     if isinstance(init, str):
         if init not in INITS:
@@ -247,7 +230,7 @@ def _start(init: str | Tensor, energies: Tensor, model: Model, shape: _Shape) ->
         counts = model.energy.lowered.layout.cardinalities
         flat = model.energy.tensor(np.repeat(1 / counts, counts))[None]
         return model.energy.padding.pad(flat.expand(len(energies), -1), 0.0)
-    flat = shape.flatten(torch.as_tensor(init).detach(), energies.dtype, energies.device)
+    flat = torch.as_tensor(init).detach().to(energies).reshape(rows, len(model.decided))
     q = model.pad(flat.expand(len(energies), -1), 0.0)
     return q / q.sum(dim=-1, keepdim=True)
 

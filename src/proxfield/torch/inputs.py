@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 
@@ -17,8 +18,6 @@ from proxfield.images.pixels import widths
 
 ROUNDING = 1e-3
 """How far values may be outside their range, relative to it, before a warning."""
-INTEGER_RANGE = (0.0, 255.0)
-FLOAT_RANGE = (0.0, 1.0)
 
 
 class Colors:
@@ -45,7 +44,17 @@ class Colors:
         self.range: tuple[float, float] | None = None
         self.auto = isinstance(image_range, str) and image_range == "auto"
         if not (self.auto or image_range is None):
-            self.range = _range(image_range)
+            given: Array = image_range
+            try:
+                low, high = given
+                right = is_real(low) and is_real(high) and -math.inf < low < high < math.inf
+            except (TypeError, ValueError):
+                right = False
+            if not right:
+                raise InputError(
+                    f'image_range={shown(given)}, expected two numbers (low, high), "auto" or None'
+                )
+            self.range = float(low), float(high)
         self.mean = None if mean is None else _numbers(mean, "mean")
         self.std = None if std is None else _numbers(std, "std")
         if self.std is not None:
@@ -57,7 +66,7 @@ class Colors:
         """What becomes 0, and how much 1 is above it."""
         if self.range is None and not self.auto:
             return 0.0, 1.0
-        low, high = self.range or (FLOAT_RANGE if floats else INTEGER_RANGE)
+        low, high = self.range or (0.0, 1.0 if floats else 255.0)
         return low, high - low
 
     def read(self, image: Tensor, pixels: Sequence[int], like: Tensor, check: bool) -> Tensor:
@@ -110,19 +119,6 @@ class Colors:
             )
 
 
-def _range(given: Array) -> tuple[float, float]:
-    try:
-        low, high = given
-        right = is_real(low) and is_real(high) and -float("inf") < low < high < float("inf")
-    except (TypeError, ValueError):
-        right = False
-    if not right:
-        raise InputError(
-            f'image_range={shown(given)}, expected two numbers (low, high), "auto" or None'
-        )
-    return float(low), float(high)
-
-
 def _numbers(given: Array, name: str) -> list[float]:
     """One number, or one per channel, from numbers, lists, arrays or tensors."""
     values: Array = given.tolist() if hasattr(given, "tolist") else given
@@ -130,12 +126,6 @@ def _numbers(given: Array, name: str) -> list[float]:
     if not out or not all(is_real(v) and abs(v) < float("inf") for v in out):
         raise InputError(f"{name}={shown(given)}, expected a number, or one per channel")
     return [float(v) for v in out]
-
-
-def one_of(what: str, value: object, known: Sequence[str]) -> None:
-    """Raise unless the value is one of those known."""
-    if value not in known:
-        raise InputError(f"{what}={value!r}, expected one of: {', '.join(known)}")
 
 
 # ---- shapes ----
@@ -216,7 +206,7 @@ def require_marginals(
         (torch.isneginf(unary), "logits hold +inf or energies -inf"),
     ):
         at = "first at image {0}, label {2}, pixel {1} (counted from 0)"
-        _refuse(wrong, f"{what}, {at}; expected finite numbers", pixels)
+        refuse_where(wrong, f"{what}, {at}; expected finite numbers", pixels)
     require_features(features, pixels)
     if not bool(torch.isfinite(tables).all()):
         raise InputError(DIVERGED)
@@ -224,18 +214,8 @@ def require_marginals(
         "all labels of image {0}, pixel {1} have the energy +inf; expected a finite one for at "
         "least one label"
     )
-    _refuse(torch.isposinf(unary).all(dim=-1), text, pixels)
+    refuse_where(torch.isposinf(unary).all(dim=-1), text, pixels)
     raise InputError("the updates overflowed; expected smaller weights, energies or steps")
-
-
-def require_finite(s: Tensor, features: list[Tensor], pixels: Sequence[int]) -> None:
-    """Raise if probabilities (s) or features hold NaN or infinite values, and name the first."""
-    text = (
-        "logits or probabilities hold NaN or +inf, first at image {0}, pixel {1} (counted from 0); "
-        "expected finite numbers"
-    )
-    _refuse(~torch.isfinite(s).all(dim=-1), text, pixels)  # a softmax spreads NaN over the labels
-    require_features(features, pixels)
 
 
 def require_features(features: list[Tensor], pixels: Sequence[int]) -> None:
@@ -245,10 +225,10 @@ def require_features(features: list[Tensor], pixels: Sequence[int]) -> None:
             f"features of term {k} hold NaN or infinite values, first at image {{0}}, pixel {{1}}, "
             "feature {2}; check the image, the embeddings and the bandwidths"
         )
-        _refuse(~torch.isfinite(points), text, pixels)
+        refuse_where(~torch.isfinite(points), text, pixels)
 
 
-def _refuse(wrong: Tensor, text: str, pixels: Sequence[int]) -> None:
+def refuse_where(wrong: Tensor, text: str, pixels: Sequence[int]) -> None:
     """Raise where something is true; the text takes image, pixel and label of the first place."""
     if bool(wrong.any()):
         image, pixel, *label = (int(i) for i in wrong.nonzero()[0])

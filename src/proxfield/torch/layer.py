@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import TYPE_CHECKING, Any
 
 from proxfield.core.common.arrays import Array
-from proxfield.core.common.checks import is_real, is_whole, whole_count
+from proxfield.core.common.checks import is_real, is_whole, one_of, whole_count
 from proxfield.core.common.records import Record
 from proxfield.core.devices.cuda import Module, need_torch, torch
 from proxfield.core.devices.tensors import Tensor
@@ -30,7 +30,6 @@ from proxfield.torch.inputs import (
     Colors,
     channels_of,
     check_maps,
-    one_of,
     places_of,
     require_marginals,
     rows,
@@ -55,38 +54,6 @@ RENAMED = {
     "adjoint_iterations": "adjoint_max_iters",
 }
 """Present names of arguments by their former names."""
-
-
-class LayerUpdates(TypedDict, total=False):
-    """Which updates a layer makes, and how their gradients are computed; see `DenseCRF`."""
-
-    step: float | None
-    max_iters: int | str
-    tol: float
-    gradient: str
-    keep_every: int
-    adjoint_tol: float | None
-    adjoint_max_iters: int
-
-
-UPDATES: LayerUpdates = {
-    "step": None,
-    "max_iters": "preset",
-    "tol": 1e-6,
-    "gradient": "exact",
-    "keep_every": 1,
-    "adjoint_tol": None,
-    "adjoint_max_iters": 50,
-}
-"""Where nothing is said."""
-
-
-class LayerOptions(GivenSettings, LayerUpdates, total=False):
-    """Options of the layer: settings in place of the preset's, updates, and how images are read."""
-
-    image_range: str | Sequence[float] | None
-    mean: float | Sequence[float] | None
-    std: float | Sequence[float] | None
 
 
 class DenseCRF(Module):  # type: ignore[misc]
@@ -181,15 +148,23 @@ class DenseCRF(Module):  # type: ignore[misc]
         output: str = "log-marginals",
         clip: float = 1e-5,
         check: bool = True,
-        **options: Unpack[LayerOptions],
+        step: float | None = None,
+        max_iters: int | str = "preset",
+        tol: float = 1e-6,
+        gradient: str = "exact",
+        keep_every: int = 1,
+        adjoint_tol: float | None = None,
+        adjoint_max_iters: int = 50,
+        image_range: str | Sequence[float] | None = "auto",
+        mean: float | Sequence[float] | None = None,
+        std: float | Sequence[float] | None = None,
+        **options: Unpack[GivenSettings],
     ) -> None:
-        unknown = {k: v for k, v in options.items() if k not in LayerOptions.__optional_keys__}
+        unknown = {k: v for k, v in options.items() if k not in GivenSettings.__optional_keys__}
         refuse_keywords("torch.DenseCRF", unknown, RENAMED)
         need_torch()
         super().__init__()
         chosen = DenseSettings.chosen({"preset": preset, **options}, color_range=1.0)
-        updates = cast("LayerUpdates", {k: options.get(k, x) for k, x in UPDATES.items()})
-        images: Record = {k: v for k, v in options.items() if k in ("image_range", "mean", "std")}
         one_of("normalization", chosen.normalization, NORMALIZATIONS)
         one_of("filter", chosen.filter, ("auto", *FILTERS))
         one_of("output", output, OUTPUTS)
@@ -200,9 +175,11 @@ class DenseCRF(Module):  # type: ignore[misc]
         self.n_labels, self.dimensions = n_labels, dimensions
         self.normalization, self.self_message = chosen.normalization, chosen.self_message
         self.filter = chosen.filter
-        self._take(updates, chosen.max_iters)
+        self.step, self.tol, self.keep_every, self.gradient = step, tol, keep_every, gradient
+        self.adjoint_tol, self.adjoint_max_iters = adjoint_tol, adjoint_max_iters
+        self._check_updates(chosen.max_iters if max_iters == "preset" else max_iters)
         self.output, self.clip = output, clip
-        self.colors, self.check = Colors(**images), check
+        self.colors, self.check = Colors(image_range, mean, std), check
         terms = {
             "spatial": chosen.spatial_weight,
             "bilateral": chosen.bilateral_weight,
@@ -219,37 +196,34 @@ class DenseCRF(Module):  # type: ignore[misc]
         self.log_weights = self._parameter([math.log(abs(w)) for w in weights], "weights" in learn)
         signs = torch.as_tensor([math.copysign(1.0, w) for w in weights])
         self.register_buffer("weight_signs", signs.to(self.log_weights.dtype))
-        bandwidths = "bandwidths" in learn
-        sigmas = {"spatial": chosen.spatial_sigma, "bilateral": chosen.bilateral_sigma}
-        for name, sigma in sigmas.items():
-            logs = self._logs(f"{name}_sigma", sigma, dimensions, bandwidths)
-            setattr(self, f"log_{name}_sigma", logs if name in self.terms else None)
-        color, unit = chosen.bilateral_color, chosen.color_range or 1.0
-        several = len(color) if isinstance(color, Sequence) else 1
-        logs = self._logs("bilateral_color", color, several, bandwidths, unit)
-        self.log_bilateral_color: Tensor = logs if "bilateral" in self.terms else None
-        self.log_embedding_sigma: Tensor | None = None
-        if "embedding" in self.terms and embedding_sigma is not None:
-            self.log_embedding_sigma = self._logs(
-                "embedding_sigma", embedding_sigma, dimensions, bandwidths
-            )
+        lengths: Record = {
+            "spatial_sigma": chosen.spatial_sigma,
+            "bilateral_sigma": chosen.bilateral_sigma,
+            "bilateral_color": chosen.bilateral_color,
+            "embedding_sigma": embedding_sigma if "embedding" in self.terms else None,
+        }
+        for name, given in lengths.items():  # as logarithms: a step can't make one negative
+            several = given if isinstance(given, Sequence) else [given]
+            color, logs = name == "bilateral_color", None
+            if given is not None:
+                widths(given, len(several) if color else dimensions, name, "axis or channel")
+                unit = (chosen.color_range or 1.0) if color else 1.0
+                logs = self._parameter([math.log(v / unit) for v in several], "bandwidths" in learn)
+            setattr(self, f"log_{name}", logs if name.split("_")[0] in self.terms else None)
         self.compatibility = self._compatibility(chosen.compatibility, "compatibility" in learn)
 
-    def _take(self, updates: LayerUpdates, preset_iters: int) -> None:
-        """Check the options of updates, and make them attributes."""
-        count, tol, step = updates["max_iters"], updates["tol"], updates["step"]
-        count = preset_iters if count == "preset" else count
-        one_of("gradient", updates["gradient"], GRADIENTS)
+    def _check_updates(self, count: int | str) -> None:
+        """Refuse attributes that say how to update, and take the number of updates."""
+        one_of("gradient", self.gradient, GRADIENTS)
         if not is_whole(count):
             raise InputError(f"max_iters={shown(count)}, expected a whole number or 'preset'")
-        if int(count) < 0 or not tol >= 0:
-            raise InputError(f"max_iters={count}, tol={tol}: expected 0 or more, 0 or more")
-        if updates["keep_every"] < 1:
-            raise InputError(f"keep_every={updates['keep_every']}, expected 1 or more")
+        self.max_iters, step = int(count), self.step
+        if self.max_iters < 0 or not self.tol >= 0:
+            raise InputError(f"max_iters={count}, tol={self.tol}: expected 0 or more, 0 or more")
+        if self.keep_every < 1:
+            raise InputError(f"keep_every={self.keep_every}, expected 1 or more")
         if step is not None and not 0 < step <= 2:
             raise InputError(f"step={step!r}, expected above 0 and at most 2, or None: certified")
-        for name, value in {**updates, "max_iters": int(count)}.items():
-            setattr(self, name, value)
 
     # ---- settings ----
 
@@ -306,14 +280,6 @@ class DenseCRF(Module):  # type: ignore[misc]
     def _parameter(values: Array, learn: bool) -> Tensor:
         start = torch.as_tensor(values, dtype=torch.get_default_dtype()).detach().clone()
         return torch.nn.Parameter(start, requires_grad=learn)
-
-    def _logs(
-        self, what: str, values: float | Sequence[float], count: int, learn: bool, unit: float = 1.0
-    ) -> Tensor:
-        """Logarithms of lengths, as many as were given: a step can't make one negative."""
-        widths(values, count, what, "axis or channel")
-        given = values if isinstance(values, Sequence) else [values]
-        return self._parameter([math.log(v / unit) for v in given], learn)
 
     def _compatibility(self, given: Array, learn: bool) -> Tensor | None:
         if isinstance(given, str):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from proxfield.core.common.checks import is_real
+from proxfield.core.common.checks import is_real, one_of
 from proxfield.core.devices.cuda import Module, need_torch, torch
 from proxfield.core.devices.tensors import AutogradContext, Tensor
 from proxfield.core.filters import FILTERS
@@ -21,9 +21,14 @@ from proxfield.core.filters.torch.ops import (
 from proxfield.core.terms.gaussian import NORMALIZATIONS
 from proxfield.errors import InputError, shown
 from proxfield.images.pixels import COLOR_SIGMA, widths
-from proxfield.torch.inputs import Colors, check_maps, one_of, places_of, require_finite, rows
-
-REDUCTIONS = ("mean", "sum", "none")
+from proxfield.torch.inputs import (
+    Colors,
+    check_maps,
+    places_of,
+    refuse_where,
+    require_features,
+    rows,
+)
 
 
 class DenseCRFLoss(Module):  # type: ignore[misc]
@@ -85,7 +90,7 @@ class DenseCRFLoss(Module):  # type: ignore[misc]
         super().__init__()
         one_of("normalization", normalization, NORMALIZATIONS)
         one_of("filter", filter, ("auto", *FILTERS))
-        one_of("reduction", reduction, REDUCTIONS)
+        one_of("reduction", reduction, ("mean", "sum", "none"))
         self.bilateral_sigma, self.bilateral_color = bilateral_sigma, bilateral_color
         self.spatial_sigma = spatial_sigma
         for name in ("bilateral_sigma", "bilateral_color", "spatial_sigma"):
@@ -225,7 +230,12 @@ def _loss(
         mine, all_of = seen[..., :-1], seen[..., -1:]
         sums = (held * (all_of - mine)).sum(dim=(1, 2))
         if check and not bool(torch.isfinite(sums).all()):
-            require_finite(s, features, pixels)
+            text = (
+                "logits or probabilities hold NaN or +inf, first at image {0}, pixel {1} (counted "
+                "from 0); expected finite numbers"
+            )
+            refuse_where(~torch.isfinite(s).all(-1), text, pixels)  # a softmax spreads NaN
+            require_features(features, pixels)
         if not learns:
             return sums, s.new_empty(0)
         return sums, moves * (all_of - 2 * mine)

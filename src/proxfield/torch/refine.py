@@ -28,9 +28,6 @@ from proxfield.images.inputs import NEGLIGIBLE
 from proxfield.images.pixels import TOLERANCE
 from proxfield.images.settings import DenseSettings
 
-QUICK = ("max_iters", "tol")
-"""Options of `DenseCRF.infer` that the updates on the device take."""
-
 
 @dataclass
 class RefinedTensors:
@@ -74,12 +71,8 @@ def refine(image: Tensor | None, probabilities: Tensor, **options: Any) -> Refin
         require_tensor(image, "image")
     build, run = divided(options)
     found = _on_device(image, probabilities, build, run)
-    return _over_host(image, probabilities, build, run) if found is None else found
-
-
-def _over_host(
-    image: Tensor | None, probabilities: Tensor, build: Record, run: Record
-) -> RefinedTensors:
+    if found is not None:
+        return found
     device = probabilities.device
     p = probabilities.detach()
     p = (p if p.dtype in (torch.float32, torch.float64) else p.float()).cpu().numpy()
@@ -99,15 +92,9 @@ def _over_host(
 # ---- on the device ----
 
 
-@dataclass(frozen=True)
-class Skeleton:
-    """What all images of one shape and kind have in common."""
-
-    key: CallKey
-    points: tuple[Array, ...]
-    pixels: tuple[int, ...]
-    labels_axis: int
-    channel_axis: int | None
+Skeleton = tuple[CallKey, tuple[Array, ...], tuple[int, ...], int, int | None]
+"""What all images of one shape and kind have in common: the call, points of each term, pixels, and
+the axes of labels and of channels."""
 
 
 def _on_device(
@@ -115,14 +102,21 @@ def _on_device(
 ) -> RefinedTensors | None:
     """What `refine` gives back, computed without the host; None where that is needed."""
     there = probabilities.is_cuda and (image is None or image.device == probabilities.device)
-    if triton is None or not there or not set(run) <= set(QUICK):
+    if triton is None or not there or not set(run) <= {"max_iters", "tol"}:
         return None
     updates, tol = run.get("max_iters", "preset"), run.get("tol", 1e-6)
     if updates == "preset":
         updates = DenseSettings.chosen(build).max_iters
     if not isinstance(updates, int) or not 1 <= updates <= MAX_UPDATES:
         return None
-    seen = None if image is None else (tuple(image.shape), image.dtype, values_within(image))
+    seen = None
+    if image is not None:  # with bounds on the values that decide how colors are read
+        within = (0.0, 255.0)
+        if image.dtype != torch.uint8:
+            low, high = torch.stack(torch.aminmax(image)).tolist()
+            top = next((bound for bound in (1.0, 255.0) if high <= bound), high)
+            within = (0.0 if low >= 0 else low, top)
+        seen = tuple(image.shape), image.dtype, within
     where, options = str(probabilities.device), tuple(sorted(build.items()))
     try:
         frame = skeleton(seen, tuple(probabilities.shape), where, updates, options)
@@ -130,7 +124,8 @@ def _on_device(
         return None
     if frame is None:
         return None
-    p = probabilities.detach().movedim(frame.labels_axis, -1).reshape(frame.key.n, -1)
+    key, points, pixels, axis, channel_axis = frame
+    p = probabilities.detach().movedim(axis, -1).reshape(key.n, -1)
     p = p.to(torch.float32)
     sums = p.sum(1, keepdim=True)
     low, off = torch.stack([p.amin(), (sums - 1).abs().amax()]).tolist()
@@ -146,32 +141,22 @@ def _on_device(
     unary = p.clamp(min=clip).log().neg()
     channels = None
     if image is not None:
-        axis = frame.channel_axis
-        channels = image.detach()
-        channels = channels[..., None] if axis is None else channels.movedim(axis, -1)
-    call = KEPT.get(frame.key, frame.points)
+        seen_at = image.detach()
+        channels = seen_at[..., None] if channel_axis is None else seen_at.movedim(channel_axis, -1)
+    call = KEPT.get(key, points)
     if any(needs_diagonal(made.kind, made.key) for made in call.terms):
         return None
-    found = call.run(unary, [None if x.channels is None else channels for x in frame.points])
+    found = call.run(unary, [None if x.channels is None else channels for x in points])
     if not (found.finite and bool((found.change > tol).all())):
         return None
-    maps = found.q.view(*frame.pixels, -1).movedim(-1, frame.labels_axis)
+    maps = found.q.view(*pixels, -1).movedim(-1, axis)
     return RefinedTensors(
         maps.to(probabilities.dtype),
-        found.best.view(frame.pixels),
+        found.best.view(pixels),
         float(found.free_energy[-1]),
         len(found.change),
         float(found.change[-1]),
     )
-
-
-def values_within(image: Tensor) -> tuple[float, float]:
-    """Bounds on the values of an image that decide how colors are read."""
-    if image.dtype == torch.uint8:
-        return 0.0, 255.0
-    low, high = torch.stack(torch.aminmax(image)).tolist()
-    top = next((bound for bound in (1.0, 255.0) if high <= bound), high)
-    return 0.0 if low >= 0 else low, top
 
 
 @lru_cache(maxsize=32)
@@ -215,4 +200,4 @@ def skeleton(
         if np.moveaxis(blank, channel_axis, -1).shape[:-1] != pixels:
             return None
     key = CallKey(crf.n_vars, crf.n_labels, updates, tuple(map(term_key, terms[1])), where)
-    return Skeleton(key, tuple(term.points for term in terms[1]), pixels, axis, channel_axis)
+    return key, tuple(term.points for term in terms[1]), pixels, axis, channel_axis

@@ -14,7 +14,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from proxfield.core.devices.cuda import torch, triton
 from proxfield.core.devices.tensors import (
@@ -124,7 +123,16 @@ class Parameters:
                 )
             terms = list(field.terms)
             for k, (a, b) in zip(self.positions, pairwise(bounds), strict=True):
-                terms[k] = with_parameters(terms[k], row[a:b])
+                term, values = terms[k], row[a:b]
+                if isinstance(term, (Potts, Ising)):
+                    terms[k] = type(term).trusted(term.edges, values)
+                    continue
+                assert isinstance(term, (Factor, GridPairwise))
+                made = values.reshape(term.tables.shape)
+                if isinstance(term, Factor):
+                    terms[k] = type(term).trusted(term.scopes, made, term.index)
+                else:
+                    terms[k] = GridPairwise(term.shape, term.offset, made, term.index, term.first)
             out.append(lower(field.layout, terms, field.evidence))
         return out
 
@@ -135,17 +143,6 @@ def parameter_count(term: Term) -> int:
         return len(term.weights)
     assert isinstance(term, (Factor, GridPairwise))
     return int(term.tables.size)
-
-
-def with_parameters(term: Term, values: NDArray[np.float64]) -> Term:
-    """The same term with other weights or tables.  # (P,)"""
-    if isinstance(term, (Potts, Ising)):
-        return type(term).trusted(term.edges, values)
-    if isinstance(term, GridPairwise):
-        tables = values.reshape(term.tables.shape)
-        return GridPairwise(term.shape, term.offset, tables, term.index, term.first)
-    assert isinstance(term, Factor)
-    return type(term).trusted(term.scopes, values.reshape(term.tables.shape), term.index)
 
 
 def _tables(field: Field, tables: TablesGiven) -> list[tuple[int, Tensor, bool]]:
@@ -183,10 +180,8 @@ class Model:
     fulls: list[Lowered]
     """With the parameters that were given (one for each row of them): for curvature and kernels."""
     energy: Energy
-    kept: Tensor
-    """Entries of the user's layout that are left to infer.  # (size,)"""
-    decided: Tensor
-    """Marginals of those that aren't.  # (full size,)"""
+    kept: Tensor  # entries of the user's layout that are left to infer  # (size,)
+    decided: Tensor  # marginals of those that aren't  # (full size,)
 
     @classmethod
     def make(
@@ -247,16 +242,13 @@ class GradientRun:
     model: Model
     plan: Update | Order
     start: Tensor
-    from_unary: bool
-    """Whether the start is the softmax of the energies."""
+    from_unary: bool  # whether the start is the softmax of the energies
     max_iters: int
     tol: float
     limits: tuple[float, float, int] | None
     """Of the gradient of the fixed point, see `implicit`; None: that of the updates made."""
-    learns: bool
-    """Whether to record the updates: they are to be differentiated, and exactly."""
-    made: Recording | None = None
-    """What was recorded, until autograd has it."""
+    learns: bool  # whether to record the updates: they are to be differentiated, and exactly
+    made: Recording | None = None  # what was recorded, until autograd has it
 
     def record(self, energies: Tensor, weights: Tensor | None) -> Recording:
         """The updates, with the states before them."""
@@ -309,12 +301,8 @@ class GradientRun:
 
     def backward(
         self,
-        q: Tensor,
-        made: Recording | None,
-        grad: Tensor,
-        energies: Tensor,
-        weights: Tensor | None,
-    ) -> tuple[Tensor, Tensor | None]:
+        q: Tensor, made: Recording | None, grad: Tensor, energies: Tensor, weights: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         """Gradients for the energies and the weights; ``made`` are the updates, if recorded."""
         found = self.backward_implicit(q, grad, energies, weights) if self.limits else None
         if found is not None:

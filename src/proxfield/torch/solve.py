@@ -222,6 +222,10 @@ def adjoint(
     return grad - x, ""
 
 
+_told: set[str] = set()
+"""What this process has warned of."""
+
+
 def implicit(
     hessian: Function, q: Tensor, target: Tensor, grad: Tensor, limits: tuple[float, float, int]
 ) -> Tensor | None:
@@ -235,26 +239,15 @@ def implicit(
         limits: The largest relative residual; tolerance and number of iterations of `adjoint`.
     """
     most, tol, iterations = limits
-    away = relative_residual(q, target)
-    if not away <= most:
-        warn_fallback(f"relative residual {away:.1e}, limit {most:.1e}: not converged")
-        return None
-    y, trouble = adjoint(hessian, q, grad, tol, iterations)
-    if trouble:
-        warn_fallback(trouble)
-        return None
-    return y
-
-
-_told: set[str] = set()
-
-
-def warn_fallback(what: str) -> None:
-    """Warn, once per process: a training loop would do so thousands of times."""
-    if "fallback" not in _told:
+    away, y = relative_residual(q, target), None
+    trouble = f"relative residual {away:.1e}, limit {most:.1e}: not converged"
+    if away <= most:
+        y, trouble = adjoint(hessian, q, grad, tol, iterations)
+    if trouble and "fallback" not in _told:  # once: a training loop would warn thousands of times
         _told.add("fallback")
         text = (
-            f"proxfield.torch: the implicit gradient would be wrong ({what}); "
+            f"proxfield.torch: the implicit gradient would be wrong ({trouble}); "
             "the exact gradient of the updates made is used instead"
         )
         warnings.warn(text, GradientWarning, stacklevel=2)
+    return None if trouble else y

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from operator import index
 from typing import Any
 
@@ -85,3 +86,9 @@ def whole_number(value: Any, what: str, least: int | None) -> int:
     if isinstance(value, bool) or (least is not None and number < least):
         raise InputError(f"{what}={shown(value)}, expected a whole number, {least} or more")
     return number
+
+
+def one_of(what: str, value: object, known: Collection[str]) -> None:
+    """Raise unless the value is one of those known."""
+    if value not in known:
+        raise InputError(f"{what}={shown(value)}, expected one of: {', '.join(known)}")
