@@ -11,7 +11,7 @@ from device_terms import INTERPRETED, needs_device, poisoned
 
 import proxfield as pf
 from proxfield.core.engines.triton.dense_call import KEPT
-from proxfield.core.filters.triton.lattice import LatticePlan, build
+from proxfield.core.filters.triton.lattice import LatticePlan
 from proxfield.core.solve import whole as module
 
 torch = pytest.importorskip("torch", reason="needs torch")
@@ -148,6 +148,6 @@ def test_room_for_vertices() -> None:
             assert int(roomy.needed) == plain.n_vertices
             assert bool((roomy.apply(values) == expected).all())
         assert (
-            int(build(features, plain.blur, max(1, plain.n_vertices - 1)).needed)
+            int(LatticePlan(features, plain.blur, max(1, plain.n_vertices - 1)).needed)
             >= plain.n_vertices
         )

@@ -15,8 +15,8 @@ from proxfield.core.compiled.math import uniforms
 from proxfield.core.engines import compile_program
 from proxfield.core.engines.plan import Chains, Update
 from proxfield.core.solve.curvature import Curvature
-from proxfield.core.solve.rules.base import Problem
 from proxfield.core.solve.rules.anneal import at_temperature
+from proxfield.core.solve.rules.base import Problem
 from proxfield.core.solve.rules.portfolio import perturbed
 from proxfield.core.solve.rules.registry import make_rule
 from proxfield.core.terms.base import offers

@@ -42,7 +42,15 @@ FORMATS = ("png", "svg")
 
 @dataclass(frozen=True)
 class Curves:
-    """How F falls on one instance, by rule; and what the timed runs on it came to."""
+    """How F falls on one instance.
+
+    Attributes:
+        suite: The suite.
+        instance: Its name.
+        n_vars: Variables.
+        rows: Iterations, seconds and F by rule; the start included, F = +inf as None.
+        timed: By rule, what the timed runs on this instance came to.
+    """
 
     suite: str
     instance: str
@@ -68,7 +76,12 @@ class Curves:
 
 
 def make_curves(records: Sequence[Record], runs: Iterable[Record] = ()) -> Curves | None:
-    """The curves of one instance, from its traced runs and timed ones; None if there are none."""
+    """The curves of one instance; None if there is nothing to draw.
+
+    Args:
+        records: Its traced runs.
+        runs: Timed runs; those on other instances are ignored.
+    """
     rows: dict[str, Rows] = {
         str(r["rule"]): (r["iteration"], r["trace_seconds"], r["trace_free_energy"])
         for r in records
@@ -98,7 +111,15 @@ def gap_chart(
     lowest: float,
     title: str | None = None,
 ) -> Chart:
-    """A chart of heights above the lowest one, drawn at 0; what isn't finite is left out."""
+    """A chart of heights above the lowest one.
+
+    Args:
+        x_label: Name of the horizontal axis.
+        what: The quantity, "mean F" for example.
+        points: Position and value by method; values that aren't finite are left out.
+        lowest: The lowest value, drawn at the height 0.
+        title: A title.
+    """
     lines = []
     for name, some in points.items():
         finite = np.array([(x, f) for x, f in some if math.isfinite(f)]).reshape(-1, 2)

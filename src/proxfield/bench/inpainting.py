@@ -73,7 +73,13 @@ class Inpainting:
 
 @dataclass(frozen=True)
 class Training:
-    """How the models are trained: the size of the hole, and how many characters."""
+    """How the models are trained.
+
+    Attributes:
+        hole: "small" or "large".
+        train: Number of training characters.
+        seed: Random seed.
+    """
 
     hole: str = "large"
     train: int = 300
@@ -89,7 +95,13 @@ def trained_instances(
 ) -> list[Instance[Inpainting]]:
     """Fields of test characters under models that are trained unless they are in a folder.
 
-    There is a suite for each of `METHODS`; ``tell`` is told what is being done.
+    There is a suite for each of `METHODS`.
+
+    Args:
+        folder: Where models are kept; made if need be.
+        training: How they are trained.
+        count: Number of test characters.
+        tell: Is told what is being done.
 
     Raises:
         InputError: If fonts are missing, or the folder can't be used.

@@ -19,7 +19,12 @@ PACKAGES = ("numpy", "scipy", "numba")
 
 
 def metadata(data: str | None, threads: int) -> Record:
-    """What the first line of a results file says; data is None if it is generated."""
+    """What the first line of a results file says.
+
+    Args:
+        data: The folder of the instances; None if they are generated.
+        threads: Threads that inference may use.
+    """
     return {
         "when": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "command": command_line(),

@@ -136,8 +136,12 @@ def overruns(records: Iterable[Record]) -> str | None:
 class Wins:
     """A matrix of rules against rules.
 
-    By (row, column): on how many of the models, of all suites together, the row's F is lower, and
-    on how many both are the same to the digits shown.
+    Attributes:
+        rules: Rows and columns.
+        budget: Seconds that each rule had.
+        models: Number of models, of all suites together.
+        lower: (row, column): models on which the row's F is lower.
+        ties: (row, column): models on which both are the same to the digits shown.
     """
 
     rules: tuple[str, ...]
@@ -235,7 +239,13 @@ def make_gaps(records: Iterable[Record], rules: Sequence[str]) -> Gaps:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """Figure 2: by suite, rule and budget (η, mean F), η rising; and means of d = L and of ours."""
+    """Figure 2.
+
+    Attributes:
+        curves: (η, mean F) by suite, rule and budget, η rising.
+        lipschitz: Mean of the paper's d = L, by suite.
+        certified: Mean of the certified d, by suite.
+    """
 
     curves: dict[tuple[str, str, float], list[tuple[float, float]]]
     lipschitz: dict[str, float]

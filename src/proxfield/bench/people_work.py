@@ -105,7 +105,14 @@ def simulated_frames(
     size: tuple[int, int] | None = None,
     spacing: float | None = None,
 ) -> list[Instance[Frame]]:
-    """Frames of a simulated pitch for each seed; sizes are as in `simulate`."""
+    """Frames of the simulated pitch.
+
+    Args:
+        seeds: Of each simulation.
+        frames: Number of frames of each.
+        size: As in `simulate`.
+        spacing: Distance of neighboring locations in meters; `SPACING` by default.
+    """
     out = []
     for seed in seeds:
         made = simulate(PITCH, size=size, spacing=spacing or SPACING, seed=seed)
@@ -182,7 +189,15 @@ def people_task(
     max_passes: int | None = None,
     budget: float | None = None,
 ) -> Task[Frame]:
-    """One rule on one frame, for at most so many gradients or for so many seconds."""
+    """One rule on one frame.
+
+    Args:
+        instance: The frame.
+        setting: What it is compared on.
+        rule: The rule.
+        max_passes: Maximum number of gradients; or
+        budget: seconds of iterating.
+    """
     kind, work, cost = "people", _timed, budget
     if budget is None:
         kind, work, cost = "passes", _counted, 0.05 * (max_passes or 0)
@@ -218,6 +233,9 @@ def _counted(task: Task[Frame], frame: Frame, settings: Settings) -> Record:
 
 def people_rules(chosen: list[str] | None = None) -> dict[str, list[Rule]]:
     """The rules of each table.
+
+    Args:
+        chosen: Names of those wanted; all by default.
 
     Raises:
         InputError: If one isn't in any table.
@@ -280,7 +298,14 @@ def counted_field(frame: Frame, setting: Setting) -> Field:
 
 
 class Way(NamedTuple):
-    """The states that a rule went through: gradients to each, F, and who is where (n,)."""
+    """The states that a rule went through.
+
+    Attributes:
+        passes: Gradients it took to get to each.
+        free_energy: F of each.
+        states: Probability of each location.  # (n,) each
+        seconds: Of all updates.
+    """
 
     passes: list[int]
     free_energy: list[float]
@@ -292,8 +317,13 @@ def iterate(field: Field, rule: Rule, max_passes: int, settings: Settings) -> Wa
     """All states that a rule reaches with so many gradients, from the prior.
 
     Every evaluation of the term counts: also that of the start and of steps that are taken back,
-    where a rule looks at F. A sweep counts as one, and so does an update of ``original``. The
-    field is that of `counted_field`, the rule one that follows a single plan.
+    where a rule looks at F. A sweep counts as one, and so does an update of ``original``.
+
+    Args:
+        field: From `counted_field`.
+        rule: One that follows a single plan.
+        max_passes: Maximum number of gradients.
+        settings: Tolerance and threads.
     """
     term = next(t for t in field.terms if isinstance(t, Counted))
     limits: Record = {"tol": settings.tol, "threads": settings.threads}

@@ -162,10 +162,19 @@ def run_tasks(
     bar: TaskBar,
     jobs: int | None = None,
 ) -> list[Failure]:
-    """Run the tasks that aren't stored yet, instance by instance, and return what failed.
+    """Run the tasks that aren't stored yet, instance by instance.
 
-    That is in no file, so the next session tries again. Several jobs disturb each other's timings
-    unless each has cores of its own.
+    Several jobs disturb each other's timings unless each has cores of its own.
+
+    Args:
+        tasks: The tasks; those of one instance should follow each other.
+        store: Where results are and go.
+        settings: What all tasks share.
+        bar: Is told how it goes.
+        jobs: Number of instances at a time; see `proxfield.core.jobs.run_jobs`.
+
+    Returns:
+        What couldn't be done: it is in no file, so the next session tries again.
 
     Raises:
         KeyboardInterrupt: After Ctrl-C; everything finished before is stored.
@@ -283,8 +292,13 @@ def paper_task(
 ) -> Task[Field]:
     """A task on a field.
 
-    Of kind "run" (timed), "trace" (F of every state), "exact" (gap to the exact log Z) or
-    "curvature" (L and the certified damping).
+    Args:
+        kind: "run" (timed), "trace" (F of every state), "exact" (gap to the exact log Z) or
+            "curvature" (L and the certified damping).
+        instance: The model.
+        rule: The rule, where one is needed.
+        budget: Seconds of iterating.
+        repeat: Which repetition of a timed run.
     """
     facts: Record = {"weight": instance.weight} | ({} if repeat is None else {"repeat": repeat})
     return Task(kind, instance, WORK[kind], rule, budget, facts)

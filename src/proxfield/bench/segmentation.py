@@ -131,9 +131,12 @@ def counts() -> CooccurrenceStatistics:
 
 
 def make_field(scene: DrawnScene, cooccurrence: bool) -> Field:
-    """The dense CRF of a scene; maybe with the presence of each class as a variable.
+    """The dense CRF of a scene.
 
-    Then classes that don't occur together repel each other.
+    Args:
+        scene: The scene.
+        cooccurrence: Whether the presence of each class is a variable, and classes that don't
+            occur together repel each other.
     """
     h, w, n_labels = scene.log_probabilities.shape
     n = h * w

@@ -65,7 +65,14 @@ def number_of(record: Record, key: str) -> float:
 
 
 class Store:
-    """A results file, open for appending; ``notes`` are lines about what happened while opening.
+    """A results file, open for appending.
+
+    Args:
+        path: The file; made if it isn't there.
+        meta: Where the results of this session come from.
+
+    Attributes:
+        notes: What happened while opening, in lines for the user.
 
     Raises:
         InputError: If the file can't be read or written, or another benchmark has it open.

@@ -129,7 +129,12 @@ WEIGHTS = "multiplicity.csv"
 
 
 class Reference(NamedTuple):
-    """Exact answers: log Z, and flat marginals where they are known."""
+    """Exact answers.
+
+    Attributes:
+        log_z: The exact log Z.
+        marginals: The exact marginals, flat; None where they aren't known.
+    """
 
     log_z: float
     marginals: NDArray[np.float64] | None
@@ -163,7 +168,11 @@ FieldInstance = Instance[Field]
 
 
 def load_suites(data: str | None, wanted: Sequence[str] | None) -> dict[str, list[FieldInstance]]:
-    """The instances by suite, generated unless there is a folder of data.
+    """The instances by suite.
+
+    Args:
+        data: A folder with ``DBN``, ``GRID`` and ``SEG``; None generates instances.
+        wanted: The suites to have; by default all that the folder has.
 
     Raises:
         InputError: If the folder has no models, or not those of a suite that is wanted.

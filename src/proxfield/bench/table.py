@@ -24,7 +24,14 @@ Block = tuple[str, list[str], list[list[str]], list[int]]
 
 @dataclass(frozen=True)
 class ShownValue:
-    """One of the values that a cell shows on stdout, with a head (None: that of the column)."""
+    """One of the values that a cell shows on stdout.
+
+    Attributes:
+        name: Of the value.
+        show: Writes it.
+        head: Above it; None for the head of the column.
+        left: Whether it is aligned to the left.
+    """
 
     name: str
     show: Callable[[Any], str]
@@ -38,7 +45,11 @@ BEST = ShownValue("best", lambda value: "*" * value, "", left=True)
 
 @dataclass(frozen=True)
 class RuleRuns:
-    """Runs of the rules of one table: by rule and column, and by what they ran on."""
+    """Runs of the rules of one table.
+
+    Attributes:
+        found: By rule and column, and by what they ran on.
+    """
 
     found: dict[tuple[str, Any], dict[str, Record]] = field(default_factory=dict)
 
@@ -70,7 +81,13 @@ class RuleRuns:
 def group_last(
     records: Iterable[Record], kind: str, place: Callable[[Record], tuple[KeyT, Column]]
 ) -> dict[KeyT, RuleRuns]:
-    """The runs of a kind by table and column, as ``place`` says; of equal ones, the last counts."""
+    """The runs of a kind by table; of equal ones, the last counts.
+
+    Args:
+        records: Results; those of other kinds are ignored.
+        kind: The kind.
+        place: The table and the column of a run.
+    """
     out: dict[KeyT, RuleRuns] = {}
     for r in records:
         if r["kind"] == kind:
@@ -167,7 +184,13 @@ class Table:
 
 @dataclass(frozen=True)
 class Experiment:
-    """What a report shows of one benchmark; pictures are file name, what it shows, and PNG data."""
+    """What a report shows of one benchmark.
+
+    Attributes:
+        tables: One for each suite and setting.
+        curves: How F falls on one model of each suite.
+        pictures: File name without ending, what it shows, and PNG data.
+    """
 
     tables: list[Table] = field(default_factory=list)
     curves: list[Curves] = field(default_factory=list)
@@ -177,7 +200,13 @@ class Experiment:
 def make_cells(
     rules: Iterable[str], columns: Sequence[Column], measure: Callable[[str, Any], Record]
 ) -> dict[str, tuple[Record, ...]]:
-    """The cells of all rules as measured, the lowest F of each column marked as "best"."""
+    """The cells of all rules, the lowest F of each column marked as "best".
+
+    Args:
+        rules: The rows.
+        columns: The columns.
+        measure: The values of a rule in a column.
+    """
     cells = {rule: tuple(measure(rule, column) for column in columns) for rule in rules}
     for column in zip(*cells.values(), strict=True):
         mark(column, "free_energy", "best")
@@ -193,7 +222,12 @@ def mark(
 ) -> None:
     """Say in each cell whether its value is the best of the column; equal digits are a tie.
 
-    The answer is named ``as_what``; the sign is −1 if higher is better.
+    Args:
+        column: Cells of all rules.
+        name: Of the value.
+        as_what: Of the answer.
+        shown: Writes the value; as `show` by default.
+        sign: −1 if higher is better.
     """
     low = lowest([None if c[name] is None else sign * c[name] for c in column])
     low = None if low is None else sign * low

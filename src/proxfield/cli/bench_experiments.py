@@ -62,7 +62,16 @@ BUSY_LOAD = 0.5
 
 
 class BenchSession:
-    """One run of a benchmark; names a package that is missing before the work begins."""
+    """One run of a benchmark; names a package that is missing before the work begins.
+
+    Args:
+        options: Of the command.
+
+    Attributes:
+        settings: What all runs share.
+        drawn: Whether there are to be pictures.
+        pictures: Their folder: beside the report, unless another was named.
+    """
 
     def __init__(self, options: Options) -> None:
         check_limits(1, options.tol, None, options.threads)
@@ -89,8 +98,12 @@ class BenchSession:
     ) -> None:
         """Run what isn't stored yet, print what was found, and write pictures and report.
 
-        What ``make`` gives of the tasks' records is shown as ``summary`` (for ``--json``) or
-        ``blocks``, and as ``report``, its part of `ReportData`.
+        Args:
+            tasks: What to run.
+            make: Tables or figures, from the records of the tasks.
+            summary: What ``--json`` prints of them.
+            blocks: What is printed of them otherwise.
+            report: Their part of `ReportData`.
         """
         options = self.options
         data = getattr(options, "data", None) or None  # not all have it

@@ -262,9 +262,13 @@ def describe(work: FrameWork, loaded: LoadedScene, in_order: list[int] | None) -
 
 
 def make_tasks(frames: Sequence[int], work: FrameWork, *, check: bool) -> Iterator[FrameTask]:
-    """Frames in order; ``check`` looks at the first one now, so that bad input shows early.
+    """Frames in order.
 
-    Where others are finished already, a broken one must not keep the rest from being done.
+    Args:
+        frames: Their numbers.
+        work: What to do with them.
+        check: Look at the first one now, so that bad input shows before anything is written. Where
+            others are finished already, a broken one must not keep the rest from being done.
     """
     here = work.input.in_order
     tasks = (FrameTask(frame, work.input.read(frame) if here else None) for frame in frames)
@@ -285,10 +289,13 @@ def make_tasks(frames: Sequence[int], work: FrameWork, *, check: bool) -> Iterat
 
 @dataclass(eq=False)
 class Chain:
-    """Frames that are left and each start from the one before, and the map to start from.
+    """Frames that each start from the one before, and where that is.
 
-    Those that failed in an earlier run are tried again, from the prior; ``order`` are all frames up
-    to the map.
+    Attributes:
+        todo: Frames that are left.
+        before: The map to start from; None for the prior.
+        failed: Frames of an earlier run that couldn't be read; tried again, from the prior.
+        order: All frames up to the map.
     """
 
     todo: list[int]

@@ -38,7 +38,13 @@ SHOWN_DIFFERENCES = 3
 
 @dataclass(frozen=True)
 class ResultFolder:
-    """The results in a folder: maybe maps, of kinds "dat" or "npy", and pictures."""
+    """The results in a folder.
+
+    Args:
+        folder: The folder.
+        maps: Kinds of maps that are wanted, "dat" or "npy".
+        pictures: Whether pictures are wanted.
+    """
 
     folder: Path
     maps: tuple[str, ...] = ()
@@ -135,7 +141,13 @@ class ResultFolder:
         return int(known["frames"]) if known.get("header") == header else header
 
     def write_warm(self, found: OccupancyMap, failed: Sequence[int], order: Sequence[int]) -> None:
-        """Keep the last map, the frames before it that failed, and all up to it in order."""
+        """Keep the map that the next frame starts from; after the frame's own files.
+
+        Args:
+            found: The last map.
+            failed: Frames before it that can't be read.
+            order: All frames up to it, in their order.
+        """
         stream = io.BytesIO()
         lists = [np.array(some, dtype=np.int64) for some in (failed, order)]
         np.savez(stream, q=found.q, failed=lists[0], order=lists[1])

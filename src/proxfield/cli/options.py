@@ -33,9 +33,12 @@ Decorator = Callable[[Any], Any]
 
 
 class FileName(StringParamType):
-    """A file that a command reads or writes (see `proxfield.cli.shared.check_files`).
+    """A file that a command reads or writes; see `proxfield.cli.shared.check_files`.
 
-    ``stdout`` says what goes to standard output if its name is "-", ``endings`` what it ends in.
+    Args:
+        written: Whether the command writes it.
+        stdout: What goes to standard output if the name is "-", where that is possible.
+        endings: What its name must end in, as ".png, .svg or .pdf".
     """
 
     def __init__(self, written: bool = False, stdout: str | None = None, endings: str = "") -> None:
@@ -44,6 +47,11 @@ class FileName(StringParamType):
 
 class Several(StringParamType):
     """Values separated by commas, each once; numbers are sorted.
+
+    Args:
+        kind: Names, whole numbers, or numbers above 0.
+        lowest: Least whole number.
+        highest: Largest number.
 
     Example:
         >>> Several(float).convert("0.3,0.05,0.3", None, None)

@@ -82,7 +82,12 @@ class Display:
 
 
 class Counter(Display):
-    """A bar over so many items with the time left; lines where there is no terminal.
+    """A bar over all images or frames with the time left; lines where there is no terminal.
+
+    Args:
+        total: Number of items.
+        what: What they are.
+        done: Those that were finished before.
 
     Example:
         >>> with Counter(2) as counter:

@@ -102,9 +102,13 @@ def list_folder(folder: FilePath, suffixes: Iterable[str]) -> list[FilePath]:
 def find_partners(
     images: Sequence[FilePath], given: str, option: str, *, optional: bool = False
 ) -> dict[FilePath, FilePath]:
-    """For images the files of the same stem in the folder ``given``; for one image also a file.
+    """For images the files of the same stem in a folder; for one image also a file.
 
-    ``option`` named it; where it is optional, some of the images may have no file.
+    Args:
+        images: The images.
+        given: A file or a folder.
+        option: The option that named it.
+        optional: Some of the images may have no file.
     """
     place, name = make_path(given), display_name(given)
     what = {"--probs": "probabilities"}.get(option, option.lstrip("-"))
@@ -168,7 +172,15 @@ def make_pairs(
 ) -> list[Pair]:
     """Where everything goes; refuses what would overwrite an input or another result.
 
-    ``others`` are further inputs; ``overlay_option`` named the place of ``overlay``.
+    Args:
+        images: The images.
+        unaries: What is known about the pixels of each.
+        output: A folder, or a file for one image.
+        overlay: A folder or a file for pictures.
+        kind: "labels" or "probabilities".
+        scribbles: Scribbles of images.
+        others: Other inputs, which no result may overwrite.
+        overlay_option: The option that named ``overlay``.
     """
     targets = place_outputs(images, output, "-o", kind)
     pictures: Sequence[tuple[FilePath | None, ...]] = [(None,)] * len(images)

@@ -368,8 +368,12 @@ def run_pipeline(
 ) -> Iterator[Record]:
     """The records of all images, in their order.
 
-    At most ``ahead`` images are read but not computed yet, and as many wait to be written. This
-    thread computes; ``display`` shows which one.
+    Args:
+        pairs: The files.
+        work: What to do with them; they are computed in this thread.
+        ahead: Maximum number of images that are read but not computed yet, and likewise of those
+            that wait to be written.
+        display: Shows which one is computed.
     """
     count = max(1, min(threads_for(len(pairs)), ahead))
     readers, writers = ThreadPoolExecutor(count), ThreadPoolExecutor(count)

@@ -50,7 +50,13 @@ SLIDES = (".svs", ".ndpi", ".scn", ".bif", ".vms")
 
 
 class Tiled(NamedTuple):
-    """An image that is refined in tiles, and which of them this run does (None: all)."""
+    """An image that is refined in tiles.
+
+    Attributes:
+        pair: Its files.
+        work: What to do with them.
+        part: Which of the tiles this run does; None: all.
+    """
 
     pair: Pair
     work: ImageWork
@@ -118,10 +124,13 @@ def for_tiles(pair: Pair, work: ImageWork, options: Options, part: Part | None) 
 
 
 def run_tiled(todo: Sequence[Tiled], jobs: int | None, *, resume: bool) -> Iterator[Record]:
-    """The records of images refined in tiles, one after another, with a bar over tiles.
+    """The records of images that are refined in tiles, one after another, with a bar over tiles.
 
-    So many ``jobs`` tiles at a time, if there is memory for them (None: as a cluster has room). To
-    resume is to count tiles of an earlier run.
+    Args:
+        todo: The images.
+        jobs: Tiles at a time, if there is memory for them; None: as many as the cluster has room
+            for.
+        resume: Whether tiles of an earlier run count.
     """
     for one in todo:
         record = new_record(one.pair)

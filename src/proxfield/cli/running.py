@@ -104,7 +104,10 @@ def default_rule() -> str:
 def prepare_rule(name: str | None, settings: tuple[str, ...] = (), *, dense: bool = False) -> Rule:
     """The rule by name (that of `proxfield.infer` by default), its parameters checked.
 
-    ``dense`` refuses rules that don't run on dense fields.
+    Args:
+        name: The rule.
+        settings: Its parameters, as ``--set`` gives them.
+        dense: Refuse rules that don't run on dense fields.
     """
     rule = make_rule(name or default_rule(), parse_settings(settings))
     if dense and not rule.suits_dense_fields:
@@ -167,7 +170,13 @@ def run(field: Field, rule: Rule, display: Display, **options: Any) -> Result:
 def status_line(
     status: Status | MapStatus, asked: str = "", remedies: Mapping[str, str] = REMEDIES
 ) -> str:
-    """A status in words, or what the result says if it was asked for; with the remedy, if any."""
+    """A status in words, with the remedy where there is one.
+
+    Args:
+        status: The status.
+        asked: What the result says instead where it is what was asked for.
+        remedies: By status, where the library's words aren't those of the command line.
+    """
     if asked or status.name in ("CONVERGED", "OPTIMAL"):
         return asked or status.label
     return f"{status.label} ({remedies.get(status.name, status.value)})"
@@ -202,7 +211,11 @@ def in_options(message: str) -> str:
 
 
 class Ending:
-    """A context for work on many items: what ends it early becomes ``text``."""
+    """A context for work on many items: what ends it early becomes words.
+
+    Attributes:
+        text: What ended the work; "" if nothing did.
+    """
 
     text = ""
 
@@ -233,7 +246,11 @@ class Ending:
 def attempt(record: Record, name: str, step: Callable[[], T], *, is_file: bool = False) -> T | None:
     """The result of a step of the work on one item; a failure becomes ``record["error"]``.
 
-    Where items are files, an error that names one stays as it is, others get words of options.
+    Args:
+        record: Of the item.
+        name: Of the item.
+        step: The step.
+        is_file: An error that names a file is left as it is, others get the words of options.
     """
     try:
         return step()

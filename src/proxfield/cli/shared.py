@@ -48,7 +48,11 @@ def check_target(path: str, option: str) -> None:
 
 
 def check_distinct(files: Iterable[tuple[str, str | None]]) -> None:
-    """Two outputs (or an output and an input), by name, may not be the same file."""
+    """Two outputs (or an output and an input) may not be the same file.
+
+    Args:
+        files: What names a file, and the file; the same twice is allowed.
+    """
     seen: dict[str, str] = {}
     for option, path in files:
         if path is None or path == "-" or path.startswith("/dev/"):
@@ -59,7 +63,11 @@ def check_distinct(files: Iterable[tuple[str, str | None]]) -> None:
 
 
 def check_files(options: Options) -> None:
-    """Refuse targets that can't be written, and files named twice where something is written."""
+    """Refuse targets that can't be written, and files named twice where something is written.
+
+    Args:
+        options: Of the command that is called, whose parameters say which of them are files.
+    """
     files: list[tuple[str, str]] = []
     written = False
     for param in click.get_current_context().command.params:

@@ -112,7 +112,12 @@ _on_interrupt.raises = True  # type: ignore[attr-defined]  # as finish_first ask
 
 
 def _interrupt(frame: FrameType | None, again: bool) -> None:
-    """Leave, raise KeyboardInterrupt, or wait until the compiler is done."""
+    """Leave, raise KeyboardInterrupt, or wait until the compiler is done.
+
+    Args:
+        frame: Where the main thread is.
+        again: Ctrl-C was pressed before.
+    """
     compiling = False
     while frame is not None:
         if not _begun and frame.f_code.co_filename.startswith(IMPORTING):

@@ -149,7 +149,12 @@ class AxisReader:
         return found
 
     def counts_images(self, batch: bool | None, n_axes: int | None) -> bool:
-        """Whether the first axis counts images, and there is one; several are refused."""
+        """Whether the first axis counts images, and there is one; several are refused.
+
+        Args:
+            batch: As for `DenseCRF`.
+            n_axes: Number of axes of pixels, if something tells it.
+        """
         if batch not in (None, True, False):
             raise InputError(f"batch={shown(batch)}, expected True, False or None")
         if batch is False or (n_axes is not None and n_axes > FLAT and batch is None):
@@ -219,7 +224,12 @@ def sums_to_one(values: Pixels, axis: int) -> bool:
 
 
 def is_reduced(small: Sequence[int], full: Sequence[int]) -> bool:
-    """Whether sizes are smaller along every axis, by the same factor up to one pixel."""
+    """Whether sizes are smaller along every axis, by the same factor up to one pixel.
+
+    Example:
+        >>> is_reduced((47, 63), (375, 500)), is_reduced((47, 47), (375, 500))
+        (True, False)
+    """
     if len(small) != len(full) or not all(0 < s < f for s, f in zip(small, full, strict=True)):
         return False
     lowest = max((s - 1) / f for s, f in zip(small, full, strict=True))
@@ -231,6 +241,18 @@ def resize_linear(values: Pixels, sizes: Sequence[int], axes: Sequence[int]) -> 
 
     Pixel k of n covers the interval from k/n to (k + 1)/n of an axis; beyond the outermost centers
     the values are constant. This is what torch calls ``align_corners=False``.
+
+    Args:
+        values: Real numbers.
+        sizes: The new size of each of these axes.
+        axes: Which axes.
+
+    Returns:
+        A new array, float32 or float64.
+
+    Example:
+        >>> resize_linear(np.array([0.0, 1.0]), [4], [0]).tolist()
+        [0.0, 0.25, 0.75, 1.0]
     """
     out = values
     if values.dtype.kind != "f" or values.dtype.itemsize < 4:

@@ -210,7 +210,11 @@ class CooccurrenceStatistics:
 
 
 def find_label_maps(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
-    """Files as they are, and the .png and .npy files of folders in order of their names."""
+    """Files as they are, and the .png and .npy files of folders in order of their names.
+
+    Raises:
+        InputError: For a folder without any.
+    """
     out: list[Path] = []
     for path in map(Path, paths):
         if not path.is_dir():

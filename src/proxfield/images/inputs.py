@@ -97,8 +97,12 @@ def read_inputs(
 ) -> DenseInputs:
     """Energies from probabilities, logits or energies, in any form that people have them in.
 
-    The settings say what labels in place of probabilities are worth, and, where they have a number
-    per axis of pixels, how many axes there are.
+    Args:
+        image: The image, or None.
+        given: Probabilities, logits and energies by name; one of them isn't None.
+        options: How to read them; all of `READING`.
+        settings: What has one number per axis of pixels tells how many axes there are; and the
+            probability of labels that are given in place of probabilities.
     """
     labels_axis, channel_axis = options["labels_axis"], options["channel_axis"]
     confidence = CONFIDENCE if settings.confidence is None else settings.confidence
@@ -157,7 +161,17 @@ def read_inputs(
 
 
 def confidence_note(what: str, confidence: float, of: str = "") -> str:
-    """What to say about probabilities that are labels."""
+    """What to say about probabilities that are labels.
+
+    Args:
+        what: "probabilities" or "logits".
+        confidence: The probability that is assumed.
+        of: Of which images.
+
+    Example:
+        >>> confidence_note("probabilities", 0.7, " of 2 images")[:60]
+        'probabilities of 2 images are all 0 or 1: taken as labels th'
+    """
     certain = "are all 0 or 1" if what == "probabilities" else "leave no label in doubt"
     return (
         f"{what}{of} {certain}: taken as labels that are right with probability {confidence:g}; "
@@ -188,7 +202,13 @@ def _shifted(axis: int | str | None, ndim: int) -> int | str | None:
 def fix_labels(
     table: NDArray[np.float32], scribbles: Array, pixels: tuple[int, ...]
 ) -> NDArray[np.float32]:
-    """Energies with some pixels fixed to a label: all others are impossible there."""
+    """Energies with some pixels fixed to a label: all others are impossible there.
+
+    Args:
+        table: Energies; not changed.  # (n, labels)
+        scribbles: A label per pixel; none where it is `NO_STROKE`, or below 0.  # (*pixels)
+        pixels: Shape of the image.
+    """
     strokes = numbers(to_host(scribbles), "scribbles")
     if strokes.dtype.kind not in "iub":
         raise InputError(f"scribbles must be whole numbers, not {strokes.dtype}")
@@ -231,7 +251,12 @@ def is_on_gpu(values: object) -> bool:
 
 
 def to_host(values: Array) -> Array:
-    """What numpy can read: tensors and arrays on a GPU are copied from it, all else stays."""
+    """What numpy can read: tensors and arrays on a GPU are copied from it, all else stays.
+
+    Example:
+        >>> to_host([[1, 2]])
+        [[1, 2]]
+    """
     if is_xarray(values):
         return to_host(values.data)
     if is_torch(values):
@@ -259,7 +284,12 @@ class ArrayKind:
         return cls()
 
     def restore(self, values: Pixels, without: int | None = None) -> Array:
-        """An array of the original's kind, and where that was (its device, its dimensions)."""
+        """An array of the original's kind, and where that was (its device, its dimensions).
+
+        Args:
+            values: The numbers.
+            without: An axis of the original that they lack.
+        """
         if self.given is None:
             return values
         if isinstance(self.given, _Named):
@@ -299,6 +329,9 @@ def named_axes(image: Array, unary: Array) -> tuple[int | None, int | None] | No
 
     The dimensions that an image and its probabilities share are the pixels, in the same order;
     what is left of each is its labels or channels.
+
+    Returns:
+        The axis of labels and the axis of channels (None: no such axis).
     """
     if not (is_xarray(image) and is_xarray(unary)):
         return None
@@ -318,6 +351,10 @@ def named_axes(image: Array, unary: Array) -> tuple[int | None, int | None] | No
 def check_confidence(confidence: float, n_labels: int | None = None) -> None:
     """Refuse what is no probability above 0, or no more than that of any other label.
 
+    Args:
+        confidence: Probability that a label is right.
+        n_labels: Number of labels, if it is known.
+
     Example:
         >>> check_confidence(0.25, n_labels=4)
         Traceback (most recent call last):
@@ -334,7 +371,12 @@ each other) and at most 1
 
 
 def runs_of(flags: NDArray[np.bool_]) -> tuple[int, ...]:
-    """Starts and ends of the runs of True, one after another."""
+    """Starts and ends of the runs of True, one after another.
+
+    Example:
+        >>> runs_of(np.array([True, True, False, True]))
+        (0, 2, 3, 4)
+    """
     padded = np.concatenate([[False], flags.ravel(), [False]])
     return tuple(np.flatnonzero(padded[1:] != padded[:-1]).tolist())
 
@@ -350,7 +392,14 @@ def flags_of(runs: Sequence[int], size: int) -> NDArray[np.bool_]:
 def find_ignored(
     labels: Pixels, ignore: int | str | None, unsure: int | None, n_labels: int | None
 ) -> int | None:
-    """The value of pixels to leave out of consideration; None if there is none."""
+    """The value of pixels to leave out of consideration; None if there is none.
+
+    Args:
+        labels: A label map.
+        ignore: A value, None, or "auto"; see `DenseCRF.from_labels`.
+        unsure: The value that stands for "not known".
+        n_labels: Number of labels, None if it follows from the map.
+    """
     if ignore is None or (ignore == "auto" and unsure == IGNORED):
         return None
     if isinstance(ignore, str):
@@ -377,8 +426,18 @@ def are_labels(
 ) -> bool:
     """Whether all pixels are certain, and not all of the same label.
 
-    Without an axis of labels there is one number per pixel, of foreground. No part is read after
-    the first pixel that isn't certain.
+    Args:
+        parts: Probabilities or logits, in one or more arrays; none is read after the first pixel
+            that isn't certain.
+        axis: The axis of labels; None: one number per pixel, of foreground.
+        what: "probabilities" or "logits".
+        normalize: Probabilities are going to be divided by their sums.
+
+    Example:
+        >>> are_labels([np.array([0.0, 1.0, 1.0])], None, "probabilities")
+        True
+        >>> are_labels([np.array([0.0, 1.0, 0.9])], None, "probabilities")
+        False
     """
     first, varied = None, False
     for block in (block for part in parts for block in _blocks(part, axis)):
@@ -392,7 +451,18 @@ def are_labels(
 
 
 def as_confident(values: Pixels, axis: int | None, what: str, confidence: float) -> Pixels:
-    """The same labels with another probability; the other labels share the rest."""
+    """The same labels with another probability; the other labels share the rest.
+
+    Args:
+        values: Probabilities or logits that are labels, see `are_labels`.
+        axis: As there.
+        what: As there.
+        confidence: Probability that a label is right.
+
+    Example:
+        >>> as_confident(np.array([0.0, 1.0]), None, "probabilities", 0.75).tolist()
+        [0.25, 0.75]
+    """
     others = (1.0 - confidence) / (1 if axis is None else values.shape[axis] - 1)
     if axis is None:
         sure = values > (0 if what == "logits" else 0.5)

@@ -92,7 +92,14 @@ def rows(values: Pixels, axis: int, *, fresh: bool = False) -> NDArray[np.float3
 def into_energies(
     p: NDArray[np.float32], pixels: tuple[int, ...], clip: float, normalize: bool
 ) -> None:
-    """Check probabilities and turn them into energies −log p, in place."""
+    """Check probabilities and turn them into energies −log p, in place.
+
+    Args:
+        p: One row per pixel; a new array.  # (n, labels)
+        pixels: Shape of the image, for messages.
+        clip: The least probability.
+        normalize: Divide by the sums.
+    """
     low, high = p.min(), p.max()  # both pass NaN on
     if not (np.isfinite(low) and np.isfinite(high)) or low < 0:
         at = int(np.flatnonzero(~(np.isfinite(p) & (p >= 0)).all(axis=1))[0])
@@ -140,7 +147,13 @@ def _off_one(p: NDArray[np.float32]) -> float:
 
 
 def logits_into_energies(table: NDArray[np.float32], pixels: tuple[int, ...], clip: float) -> None:
-    """Turn logits into energies −log softmax, in place; as `into_energies` of their softmax."""
+    """Turn logits into energies −log softmax, in place; as `into_energies` of their softmax.
+
+    Args:
+        table: One row per pixel; a new array.  # (n, labels)
+        pixels: Shape of the image, for messages.
+        clip: The least probability.
+    """
     if not (np.isfinite(table.min()) and np.isfinite(table.max())):
         at = int(np.flatnonzero(~np.isfinite(table).all(axis=1))[0])
         bad = table[at][~np.isfinite(table[at])][0]
@@ -157,7 +170,13 @@ def logits_into_energies(table: NDArray[np.float32], pixels: tuple[int, ...], cl
 def mask_rows(
     values: Pixels, pixels: tuple[int, ...], *, logits: bool = False
 ) -> NDArray[np.float32]:
-    """Probabilities (or logits) of foreground, as those of background and foreground.  # (n, 2)"""
+    """Probabilities (or logits) of foreground, as those of background and foreground.  # (n, 2)
+
+    Args:
+        values: One number per pixel.
+        pixels: Shape of the image.
+        logits: The numbers are logits: foreground has the probability 1 / (1 + exp(−x)).
+    """
     flat = values.reshape(-1)
     out = np.empty((flat.size, 2), dtype=np.float32)
     out[:, 1] = flat
@@ -202,6 +221,10 @@ def color_range(image: Pixels) -> float | None:
 
     255 for 8 bits, 65535 for 16, 1 for bool and for floats within 0 and 1. Whole numbers of any
     type that lie within 0 and 255 count as 8 bits; floats above 1 are never guessed at.
+
+    Example:
+        >>> color_range(np.zeros((2, 2), dtype=np.uint8)), color_range(np.full((2, 2), 0.5))
+        (255.0, 1.0)
     """
     if image.dtype == np.uint8:
         return 255.0
@@ -216,7 +239,17 @@ def color_range(image: Pixels) -> float | None:
 def color_bandwidth(
     image: Pixels, sigma: ArrayLike, of: float | None = 255.0
 ) -> NDArray[np.float64]:
-    """A standard deviation of colors in an image's own units; ``of`` is its range, None: these."""
+    """A standard deviation of colors in an image's own units.
+
+    Args:
+        image: The image.
+        sigma: The standard deviation: one number, or one per channel.
+        of: The full range of values that it refers to; None: the image's own units.
+
+    Example:
+        >>> float(color_bandwidth(np.full((2, 2), 0.5), 51.0))
+        0.2
+    """
     given = np.asarray(sigma, dtype=np.float64)
     if of is None:
         return given

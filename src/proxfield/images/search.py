@@ -37,7 +37,12 @@ class Scored:
 
 
 def moved(settings: DenseSettings, name: str, value: float) -> DenseSettings:
-    """The same with another value of one setting, rounded."""
+    """The same with another value of one setting, rounded.
+
+    Example:
+        >>> moved(PRESETS["krahenbuehl"], "bilateral_sigma", 56.5685).bilateral_sigma
+        56.57
+    """
     changed: dict[str, float] = {name: float(f"{value:.{DIGITS}g}")}
     return replace(settings, **changed)  # type: ignore[arg-type]
 
@@ -50,8 +55,14 @@ def search(
 
     Each setting in turn is multiplied and divided by a factor, and moved on in a direction that
     improves the score; when a round over all settings improves nothing, the factor becomes
-    smaller. Weights may become 0, which omits a term. The search ends when ``evaluate`` returns
-    fewer scores than it was asked for.
+    smaller. Weights may become 0, which omits a term.
+
+    Args:
+        evaluate: Scores points; when it returns fewer than asked for, the search ends.
+        filters: Filters to try.
+
+    Returns:
+        The best, or None if nothing could be evaluated.
     """
     best: Scored | None = None
 

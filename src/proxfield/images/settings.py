@@ -324,7 +324,28 @@ EXPECTED: dict[str, tuple[Callable[[object], bool], str]] = {
 
 
 def config_text(settings: DenseSettings, about: Mapping[str, object], header: str) -> str:
-    """Settings as TOML."""
+    """Settings as TOML.
+
+    Args:
+        settings: The settings.
+        about: How they were chosen, for the table at the end; nothing reads it.
+        header: Lines for the top, as comments.
+
+    Example:
+        >>> print(config_text(DenseSettings(), {"images": 3}, "chosen by hand"), end="")
+        # chosen by hand
+        spatial_sigma = 1.5
+        spatial_weight = 1.0
+        bilateral_sigma = 40.0
+        bilateral_color = 5.0
+        bilateral_weight = 1.0
+        max_iters = 5
+        color_range = 255.0
+        filter = "auto"
+        <BLANKLINE>
+        [tuning]
+        images = 3
+    """
     lines = [f"# {line}".rstrip() for line in header.splitlines()]
     # TOML writes strings, numbers, booleans and lists as JSON does
     lines += [f"{k} = {json.dumps(v, ensure_ascii=False)}" for k, v in settings.to_dict().items()]

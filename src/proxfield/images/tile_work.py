@@ -105,7 +105,12 @@ class TileWork:
         return [(self.settings.sigmas(k, n_axes) / spacing, k == "bilateral") for k in kinds]
 
     def decided(self, grid: TileGrid, held: ProgressFolder) -> TileWork:
-        """The same with width of colors, filter and blurs as the whole image has them."""
+        """The same with the width of colors, the filter and its blurs as the whole image has them.
+
+        Args:
+            grid: The tiles.
+            held: Keeps what was decided for runs that go on.
+        """
         build = dict(self.build)
         count = int(np.prod(self.axes.pixels, dtype=np.int64))
         build["filter"] = choose(self.settings.filter, count)
@@ -361,7 +366,18 @@ def make_grid(
     halo: int | Sequence[int] | str,
     reach: Sequence[float],
 ) -> TileGrid:
-    """The tiles of an image."""
+    """The tiles of an image.
+
+    Args:
+        pixels: Shape of the image without channels.
+        tile: Length of a tile: one number, or one per axis.
+        halo: Likewise, or "auto".
+        reach: Largest standard deviation of a term in pixels, along each axis.
+
+    Example:
+        >>> make_grid((3000, 2000), 1024, "auto", (40.0, 40.0)).halo
+        (200, 200)
+    """
     lengths = _whole(tile, len(pixels), "tile", 1)
     if isinstance(halo, str):
         if halo != "auto":

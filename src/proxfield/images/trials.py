@@ -177,9 +177,13 @@ def _try_points(task: TrialTask) -> Record:
 
 
 class Trials:
-    """Counts by image and settings, kept in memory and, as they come, in a file of JSON lines.
+    """Counts by image and settings, kept in memory and, as they come, in a file.
 
-    Lines that are about the same data, measured in the same way, count as done, unless ``fresh``.
+    Args:
+        path: A file of JSON lines; lines in it that are about the same data, measured in the same
+            way, count as done. None: nothing is stored.
+        measure: How trials are counted.
+        fresh: Don't use what the file holds; it is written anew.
     """
 
     def __init__(self, path: str | PathLike[str] | None, measure: Measure, fresh: bool) -> None:
@@ -254,7 +258,12 @@ class Trials:
 
 
 class FieldUpdates:
-    """A field, compiled for the CPU, and its certified update (that of the rule "fixed")."""
+    """A field, compiled for the CPU, and its certified update (that of the rule "fixed").
+
+    Args:
+        field: The field.
+        threads: Maximum number of threads.
+    """
 
     def __init__(self, field: Field, threads: int | None) -> None:
         self.field, self.lowered = field, field.lower()

@@ -94,6 +94,13 @@ def read_boxes(path: Target, cameras: tuple[str, ...]) -> dict[str, Found]:
     JSON list of objects with these names; and, for one file per camera, a JSON object with
     ``idxs`` (frames), ``bboxes`` (of each frame) and ``scores``. The first two don't list frames
     without boxes: all frames from the first to the last are there.
+
+    Args:
+        path: The file, or a pattern with ``%c`` or ``{camera}``.
+        cameras: Names of the cameras.
+
+    Raises:
+        InputError: If a file can't be read, or a camera has no boxes.
     """
     asked: list[tuple[str, str | None]]
     if "camera" in fields(path):

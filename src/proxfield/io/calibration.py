@@ -63,7 +63,19 @@ def read_calibration(
     size: tuple[int, int] | None = None,
     unit: str | None = None,
 ) -> tuple[Calibration, ...]:
-    """Calibrations of several cameras; see `people.cameras.load_cameras`."""
+    """Calibrations of several cameras.
+
+    Args:
+        path: A JSON file, or a folder like WILDTRACK's ``calibrations``, with ``extr_NAME.xml``
+            and ``intr_NAME.xml`` in folders ``extrinsic`` and ``intrinsic_zero``, or side by side.
+        cameras: Names of those that are wanted, in this order; by default all, in the order of
+            the file, or of their names.
+        size: Width and height of the images, where files don't say.
+        unit: "m", "cm" or "mm"; by default what the file says, cm for WILDTRACK, else m.
+
+    Raises:
+        InputError: If files can't be read or contradict themselves.
+    """
     if unit is not None and unit not in UNITS:
         raise InputError(f"unit={shown(unit)}, expected one of: {', '.join(UNITS)}")
     where = Path(path)

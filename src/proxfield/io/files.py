@@ -71,6 +71,16 @@ def display_name(path: object) -> str:
 
     Control characters and undecodable bytes are escaped, so that a strange file
     name can't break a one-line message.
+
+    Args:
+        path: A path or any object with a useful ``str``.
+
+    Returns:
+        The name, escaped where needed.
+
+    Example:
+        >>> display_name("a\\nb.uai")
+        'a\\\\nb.uai'
     """
     text = os.fsdecode(path) if isinstance(path, bytes | os.PathLike) else str(path)
     if text.isprintable():
@@ -79,13 +89,23 @@ def display_name(path: object) -> str:
 
 
 def ending(path: Target) -> str:
-    """The suffix of a file, in lower case; two suffixes for ``.nii.gz``."""
+    """The suffix of a file, in lower case; two suffixes for ``.nii.gz``.
+
+    Example:
+        >>> ending("a/Head.NII.gz"), ending("x.tar.gz"), ending("x.png")
+        ('.nii.gz', '.gz', '.png')
+    """
     name = Path(path).name.lower()
     return ".nii.gz" if name.endswith(".nii.gz") else Path(name).suffix
 
 
 def stem(path: Target) -> str:
-    """The name of a file without its `ending`."""
+    """The name of a file without its `ending`.
+
+    Example:
+        >>> stem("a/Head.nii.gz"), stem("x.png")
+        ('Head', 'x')
+    """
     name = Path(path).name
     return name[: len(name) - len(ending(path))]
 
@@ -117,6 +137,18 @@ def naming_damage(
 
     For a damaged file, numpy, zipfile, zlib, Pillow and others raise a dozen kinds of errors,
     `tokenize.TokenError` (numpy's header is a Python literal) and MemoryError among them.
+
+    Args:
+        name: The file's name in messages; None if the caller adds it.
+        what: What kind of file it is, for messages.
+        *passed: Errors that the caller handles.
+
+    Example:
+        >>> with naming_damage("x.npy"):
+        ...     raise EOFError("No data left in file")
+        Traceback (most recent call last):
+        proxfield.errors.InputError: x.npy: array file is damaged or cut short (No data left in \
+file), expected a whole file
     """
     passed = (ProxfieldError, *passed)
     try:
@@ -149,7 +181,14 @@ def read_chunks(
 ) -> Iterator[bytes]:
     """The content in pieces, decompressed if it is an archive (told by its first bytes).
 
-    ``size`` is that of the file itself, if it is known before it is read.
+    Args:
+        read: Reads the file.
+        name: The name of the file for messages.
+        max_bytes: Maximum number of bytes of content, as for `proxfield.io.read_bytes`.
+        size: Bytes of the file itself, if known before it is read.
+
+    Raises:
+        InputError: If an archive is broken, or there is more content than allowed.
     """
     head = b""
     # a file whole, where its size is known: pieces would have to be joined
@@ -291,7 +330,16 @@ def _open(path: str | os.PathLike[str], name: str) -> BinaryIO:
 
 
 def open_source(source: Source, max_bytes: int | None = None) -> tuple[Iterator[bytes], str]:
-    """The content of a file in pieces, decompressed, and its name for messages."""
+    """The content of a file in pieces, decompressed, and its name for messages.
+
+    Args:
+        source: A path, ``"-"`` for standard input, or an open binary file.
+        max_bytes: Maximum number of bytes of content; see `archives.read_chunks`.
+
+    Raises:
+        InputError: If the file is missing, unreadable or a directory; while iterating, if it is
+            a broken archive or too large.
+    """
     if max_bytes is not None and (isinstance(max_bytes, bool) or max_bytes < 0):
         raise InputError(f"max_bytes={max_bytes!r}, expected a number of bytes, 0 or more")
     if isinstance(source, str) and source == "-":
@@ -348,7 +396,11 @@ def read_bytes(source: Source, max_bytes: int | None = None) -> tuple[bytes, str
 
 
 def decode_text(data: bytes, name: str, expected: str) -> str:
-    """The text of a file in UTF-8, with or without a byte order mark."""
+    """The text of a file in UTF-8, with or without a byte order mark.
+
+    Raises:
+        InputError: If it is something else; says what was expected.
+    """
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -356,7 +408,11 @@ def decode_text(data: bytes, name: str, expected: str) -> str:
 
 
 def parse_json(text: str, name: str) -> object:
-    """The content of a JSON file."""
+    """The content of a JSON file.
+
+    Raises:
+        InputError: If it isn't JSON, with the line.
+    """
     try:
         content: object = json.loads(text)
     except json.JSONDecodeError as error:

@@ -23,7 +23,11 @@ OWN = {PARAMETERS, FINISHED, "decisions.json"}
 
 
 def check_folder(folder: str | os.PathLike[str]) -> Path:
-    """The folder to write, if it can be made or is empty."""
+    """The folder to write, if it can be made or is empty.
+
+    Raises:
+        InputError: If there is something in it, or it can't be made.
+    """
     path, name = Path(folder), display_name(folder)
     parent = Path(os.path.realpath(path)).parent
     if path.exists() and not path.is_dir():
@@ -39,7 +43,17 @@ def check_folder(folder: str | os.PathLike[str]) -> Path:
 
 @contextmanager
 def new_folder(folder: str | os.PathLike[str]) -> Iterator[Path]:
-    """A temporary folder to write into, which gets this name when all is written."""
+    """A folder to write into, which gets its name when all is written.
+
+    Args:
+        folder: Its name; it mustn't exist, or must be empty.
+
+    Yields:
+        A temporary folder beside it.
+
+    Raises:
+        InputError: If it can't be written; then nothing is left of it.
+    """
     path = check_folder(folder)
     aside = Path(os.path.realpath(path)).parent / f".proxfield-{secrets.token_hex(8)}.tmp"
     try:
@@ -59,6 +73,18 @@ class ProgressFolder:
 
     Parts are finished when a line with their number is there; it is written after what they made. A
     folder of other parameters, or of another version, is emptied first.
+
+    Args:
+        path: The folder; made if it isn't there.
+        parameters: All that decides on the results, as JSON has it.
+        resume: Whether finished parts count; otherwise the folder is emptied.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as place:
+        ...     ProgressFolder(Path(place), {"tile": 8}).finish(3)
+        ...     ProgressFolder(Path(place), {"tile": 8}).finished
+        {3}
     """
 
     def __init__(self, path: Path, parameters: Record, resume: bool = True) -> None:

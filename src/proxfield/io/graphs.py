@@ -225,7 +225,13 @@ def _aligned(
 
 
 def tabled(tables: Iterable[Table]) -> list[Term]:
-    """Terms for tables over some variables each: one term per shape, in order of appearance."""
+    """Terms for tables over some variables each: one term per shape, in order of appearance.
+
+    Example:
+        >>> unary = np.zeros(2)
+        >>> [t.name for t in tabled([((0,), unary), ((1,), unary), ((0, 1), np.eye(2))])]
+        ['unary', 'pairwise']
+    """
     groups: dict[tuple[int, ...], list[Table]] = {}
     for scope, energies in tables:
         groups.setdefault(energies.shape, []).append((scope, energies))

@@ -67,6 +67,16 @@ def read_image(path: Target, notes: list[str] | None = None) -> Pixels:
 
     Returns:
         The image.  # (height, width), (height, width, 3), or as stored
+
+    Raises:
+        InputError: If the file can't be read or is no whole image.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_labels(f"{folder}/x.png", np.eye(3, dtype=int))
+        ...     read_image(f"{folder}/x.png").dtype
+        dtype('uint8')
     """
     data, name = read_bytes(path)
     if is_array(data):
@@ -94,6 +104,9 @@ def read_probabilities(path: Target) -> Pixels:
 
     Returns:
         The array as it was stored, float16 as float32.
+
+    Raises:
+        InputError: If the file can't be read or holds something else.
     """
     data, name = read_bytes(path)
     if is_array(data):
@@ -144,7 +157,11 @@ def as_probabilities(values: Pixels, name: str) -> Pixels:
 
 
 def read_logits(path: Target) -> Pixels:
-    """Scores of a network: floats in ``.npy``, or in ``.npz`` an array ``logits`` or ``scores``."""
+    """Scores of a network: floats in ``.npy``, or in ``.npz`` an array ``logits`` or ``scores``.
+
+    Raises:
+        InputError: If the file can't be read or holds something else.
+    """
     return as_logits(read_array(path, "logits", ("logits", "scores")), display_name(path))
 
 
@@ -156,7 +173,11 @@ def as_logits(values: Pixels, name: str) -> Pixels:
 
 
 def read_array(path: Target, what: str, keys: tuple[str, ...] = ()) -> Pixels:
-    """The array of a ``.npy`` file, or of a ``.npz`` file the first that a key names, if any."""
+    """The array of a ``.npy`` file, or one of a ``.npz`` file: the first that a key names, if any.
+
+    Raises:
+        InputError: If the file can't be read or holds no array; it says what was expected.
+    """
     data, name = read_bytes(path)
     if not is_array(data):
         raise InputError(f"is no numpy array, expected .npy or .npz with {what}", path=name)
@@ -170,6 +191,9 @@ def read_labels(path: Target) -> tuple[Pixels, list[int] | None]:
 
     Returns:
         The labels, and the palette as Pillow lists it (r, g, b, r, …), None without one.
+
+    Raises:
+        InputError: If the file can't be read or holds no labels.
     """
     data, name = read_bytes(path)
     if is_array(data):
@@ -210,8 +234,18 @@ def write_labels(
     """Write a label map as ``.png``, ``.npy`` or ``.npz``.
 
     A picture of up to 256 labels has 8 bits and a palette, so that viewers show colors, those of
-    overlays (or of ``palette``); what it holds are the labels. With more labels it is gray, with
-    16 bits. ``n_labels``, one more than the largest by default, decides on the size.
+    overlays; what it holds are the labels. With more labels it is gray, with 16 bits.
+
+    Args:
+        path: Where to write.
+        labels: Whole numbers from 0; a picture needs two axes.
+        n_labels: How many labels there are, which decides on the size; by default one more
+            than the largest.
+        palette: Colors for an 8-bit picture, as from `read_labels`; by default
+            `label_colors`.
+
+    Raises:
+        InputError: If labels don't fit, or the file can't be written.
     """
     values = np.asarray(labels)
     name = display_name(path)
@@ -347,6 +381,10 @@ def label_colors(count: int, palette: Sequence[int] | None = None) -> NDArray[np
     """A color for each label: of a palette, a published one, or made up.  # (count, 3)
 
     255, which stands for pixels to ignore, has a color of its own.
+
+    Example:
+        >>> label_colors(3)[1].tolist()
+        [230, 159, 0]
     """
     if palette is not None:
         given = np.array(palette, dtype=np.uint8)[: 3 * count].reshape(-1, 3)

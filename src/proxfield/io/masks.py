@@ -93,7 +93,16 @@ class MaskFiles:
 
 
 def read_mask(path: Target, size: Size | None = None, scale: float = 1.0) -> Doubles:
-    """One mask, 0 to 1, of a size unless it is scaled already; ``scale`` is relative to that."""
+    """One mask, 0 to 1.
+
+    Args:
+        path: A picture or a ``.npy`` file.
+        size: Width and height that it must have, unless it is scaled already.
+        scale: Resolution of the result relative to the size.
+
+    Raises:
+        InputError: If the file can't be read or has another size.
+    """
     with naming(path):
         mask = as_mask(read_image(path))
     height, width = mask.shape
@@ -111,7 +120,15 @@ def read_mask(path: Target, size: Size | None = None, scale: float = 1.0) -> Dou
 
 
 def as_mask(pixels: Pixels) -> Doubles:
-    """Pixels as a mask: whole numbers are shares of the largest, colors are averaged."""
+    """Pixels as a mask: whole numbers are shares of the largest, colors are averaged.
+
+    Raises:
+        InputError: If this is no mask, or one of 8 or 16 bits whose largest value is 1.
+
+    Example:
+        >>> as_mask(np.array([[[255, 0, 0], [255, 255, 255]]], dtype=np.uint8)).round(2)
+        array([[0.33, 1.  ]])
+    """
     values = np.asarray(pixels)
     if values.dtype in (np.uint8, np.uint16) and values.size and values.max() == 1:
         # 0 and 1 of segmentation tools, or a soft mask of almost nothing: no way to tell
@@ -137,13 +154,23 @@ def check_scale(scale: float) -> None:
 
 
 def scaled_size(size: Size, scale: float) -> Size:
-    """Width and height at another resolution, at least one pixel each."""
+    """Width and height at another resolution, at least one pixel each.
+
+    Example:
+        >>> scaled_size((1920, 1080), 0.25)
+        (480, 270)
+    """
     check_scale(scale)
     return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
 
 
 def resize(mask: Doubles, width: int, height: int) -> Doubles:
-    """A mask at another resolution: each pixel is the average over the area that it covers."""
+    """A mask at another resolution: each pixel is the average over the area that it covers.
+
+    Example:
+        >>> resize(np.array([[0.0, 1.0, 1.0]]), 2, 1).round(3).tolist()
+        [[0.333, 1.0]]
+    """
     rows, columns = mask.shape
     if rows % height == 0 and columns % width == 0:
         blocks = mask.reshape(height, rows // height, width, columns // width)
@@ -162,9 +189,17 @@ def _shrink(mask: Doubles, count: int) -> Doubles:
 
 
 def fill_boxes(boxes: Doubles, values: Doubles, size: Size, scale: float = 1.0) -> Doubles:
-    """A mask of boxes, given at full resolution; the largest value counts where they overlap.
+    """A mask of filled boxes; a pixel that a box covers in part has that part of its value.
 
-    A pixel that a box covers in part has that part of its value.
+    Args:
+        boxes: Left, top, right and bottom in pixels of the full resolution.  # (n, 4)
+        values: Of each box; the largest counts where they overlap.  # (n,)
+        size: Width and height at full resolution.
+        scale: Resolution of the mask relative to that.
+
+    Example:
+        >>> fill_boxes(np.array([[0.0, 0.0, 1.5, 1.0]]), np.array([1.0]), (3, 2)).tolist()
+        [[1.0, 0.5, 0.0], [0.0, 0.0, 0.0]]
     """
     width, height = scaled_size(size, scale)
     out = np.zeros((height, width))
@@ -222,12 +257,25 @@ def fill(pattern: Target, *, camera: str | int | None = None, frame: int | None 
 
 
 def fields(pattern: Target) -> set[str]:
-    """What a pattern has places for."""
+    """What a pattern has places for.
+
+    Example:
+        >>> sorted(fields("view-f%f-c%c.png"))
+        ['camera', 'frame']
+    """
     return {_key(match)[0] for match in _PLACE.finditer(str(pattern))}
 
 
 def find_frames(pattern: Target, camera: str | int) -> list[int]:
-    """Frames of a camera for which there are files, in order."""
+    """Frames of a camera for which there are files, in order.
+
+    Args:
+        pattern: With a place for the frame, in the file's name or in a folder's.
+        camera: Its name or number.
+
+    Raises:
+        InputError: If the pattern has no place for the frame, or one for the iteration.
+    """
     text = str(Path(pattern))
     if "frame" not in fields(text):
         raise InputError(f"{shown(text)} has no place for the frame, expected %f or {{frame}}")

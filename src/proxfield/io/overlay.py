@@ -62,7 +62,11 @@ def overlay(
 
 
 def write_overlay(path: Target, image: ArrayLike | None, labels: ArrayLike, **look: Any) -> None:
-    """Write an `overlay` as PNG."""
+    """Write an `overlay` as PNG.
+
+    Raises:
+        InputError: If the shapes don't match or the file can't be written.
+    """
     if not str(path).lower().endswith(".png"):
         raise InputError("overlays are written as .png", path=display_name(path))
     atomic_write(path, png_bytes(import_pillow().fromarray(overlay(image, labels, **look))))

@@ -118,7 +118,13 @@ def parse_pom(
     clip: bool = False,
     folder: Path = Path(),
 ) -> PomFile:
-    """What the text of a ``.pom`` file says; see `read_pom`."""
+    """What the text of a ``.pom`` file says; see `read_pom`.
+
+    Example:
+        >>> pom = parse_pom(b"ROOM 4 3 1 2\\nRECTANGLE 0 1 0 0 1 2\\n", "x.pom")
+        >>> pom.boxes[0].tolist()
+        [[0, 0, 0, 0], [0, 0, 2, 3]]
+    """
     with naming(name):
         return _Reader(data, name).read(size, clip, folder)
 

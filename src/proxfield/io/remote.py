@@ -25,7 +25,12 @@ _URL = re.compile(r"([a-z][a-z0-9+.\-]+)://", re.ASCII)
 
 
 def is_remote(path: object) -> bool:
-    """Whether a name is a URL."""
+    """Whether a name is a URL.
+
+    Example:
+        >>> is_remote("s3://bucket/a.png"), is_remote("a.png"), is_remote(Path("s3://bucket/a"))
+        (True, False, False)
+    """
     if isinstance(path, RemotePath):
         return True
     return isinstance(path, str) and _URL.match(path) is not None
@@ -33,7 +38,13 @@ def is_remote(path: object) -> bool:
 
 @dataclass(frozen=True, order=True)
 class RemotePath(os.PathLike[str]):
-    """A URL, used like a `pathlib.Path`."""
+    """A URL, used like a `pathlib.Path`.
+
+    Example:
+        >>> path = RemotePath("s3://bucket/photos") / "a.png"
+        >>> str(path), path.name, path.suffix, str(path.with_name("b.npy"))
+        ('s3://bucket/photos/a.png', 'a.png', '.png', 's3://bucket/photos/b.npy')
+    """
 
     url: str
 

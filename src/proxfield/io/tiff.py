@@ -139,7 +139,11 @@ def _last(bands: Pixels) -> Pixels:
 
 
 def read_geotiff(path: Target, notes: list[str] | None = None) -> PlacedImage:
-    """A picture of any number of bands and bits, and its place on Earth."""
+    """A picture of any number of bands and bits, and its place on Earth.
+
+    Raises:
+        InputError: If the file can't be read.
+    """
     data, name = read_bytes(path)
     with _raster(path, data) as source:
         kept = _bands(source)
@@ -149,7 +153,11 @@ def read_geotiff(path: Target, notes: list[str] | None = None) -> PlacedImage:
 
 
 def read_reference(path: Target) -> GeoReference:
-    """The place of a GeoTIFF on Earth, without its pixels."""
+    """The place of a GeoTIFF on Earth, without its pixels.
+
+    Raises:
+        InputError: If the file can't be read.
+    """
     with _raster(path) as source:
         return _reference(source)
 
@@ -416,7 +424,11 @@ class NiftiReference:
 
 
 def read_nifti(path: Target) -> PlacedImage:
-    """A volume, its place, and the size of a voxel along each axis in mm."""
+    """A volume, its place, and the size of a voxel along each axis in mm.
+
+    Raises:
+        InputError: If the file can't be read or is no NIfTI volume.
+    """
     nibabel = import_nibabel()
     data, name = read_bytes(path)  # decompressed
     try:

@@ -67,6 +67,11 @@ def squeeze(chunks: Iterable[bytes]) -> Text:
     """Join pieces of text, with one blank for each piece that holds nothing else.
 
     Binary data ends the text: nobody can use what follows.
+
+    Example:
+        >>> text = squeeze([b"PR", 100 * b" \\n", b"1"])
+        >>> text.data, text.line(4)
+        (b'PR 1', 101)
     """
     out = io.BytesIO()
     offsets, lines = array("q"), array("q")
@@ -88,7 +93,18 @@ def squeeze(chunks: Iterable[bytes]) -> Text:
 
 
 def read_text(source: Source, max_bytes: int | None = None) -> tuple[Text, str]:
-    """A text file, plain or compressed, and its name; long runs of blanks take no memory."""
+    """Read a text file, plain or compressed; long runs of blanks take no memory.
+
+    Args:
+        source: A path, ``"-"`` for standard input, or an open binary file.
+        max_bytes: Maximum number of bytes of content, as for `proxfield.io.read_bytes`.
+
+    Returns:
+        The text and the name to print in messages.
+
+    Raises:
+        InputError: If the file can't be read, is a broken archive, or is larger than allowed.
+    """
     chunks, name = open_source(source, max_bytes)
     try:
         return squeeze(chunks), name
@@ -197,7 +213,21 @@ class Tokens:
     """The numbers of a text file, after an optional leading word.
 
     ``numbers[k]`` is the k-th number; ``error(message, k)`` makes the error that
-    names its line. One of the upper-case ``headers`` may (or, ``required``, must) open the file.
+    names its line.
+
+    Args:
+        data: The content of the file, whole or from `read_text`.
+        name: The name of the file for messages.
+        headers: Upper-case words which may open the file.
+        required: Whether one of these words must open the file.
+
+    Raises:
+        InputError: If the file isn't text or holds something that isn't a number.
+
+    Example:
+        >>> tokens = Tokens(b"PR\\n-1.5", "x.PR", headers=("PR",))
+        >>> tokens.header, tokens.numbers.tolist()
+        ('PR', [-1.5])
     """
 
     def __init__(
@@ -276,7 +306,21 @@ class Tokens:
         return self._at(message, self._span(index)[0])
 
     def integer(self, index: int, what: str, low: int, high: int | None = None) -> int:
-        """Read one integer, which must lie in a range."""
+        """Read one integer, which must lie in a range.
+
+        Args:
+            index: Which number of the file.
+            what: What the number means, for messages.
+            low: The least legal value.
+            high: The largest legal value, if there's one.
+
+        Returns:
+            The integer.
+
+        Example:
+            >>> Tokens(b"3 4", "x").integer(1, "the number of labels", 1)
+            4
+        """
         expected = f"an integer >= {low}" if high is None else f"an integer in {low}..{high}"
         if index >= self.count:
             raise self.error(f"the file ends before {what}, expected {expected}", index)
@@ -296,10 +340,24 @@ class Tokens:
             self.integer(int(places[bad]), what, low, top)
 
     def records(self, index: int, count: int, what: str, low: int, high: int) -> tuple[Ints, int]:
-        """Heads of ``count`` records, each a length and as many numbers, and where the last ends.
+        """Find the heads of ``count`` records, each a length followed by as many numbers.
 
         Head i + 1 stands right after the numbers of record i, so a run of equal
         lengths is a run of equally spaced equal numbers, and can be checked at once.
+
+        Args:
+            index: Where the first record begins.
+            count: How many records there are.
+            what: What the length of a record means, for messages.
+            low: The least legal length.
+            high: The largest legal length.
+
+        Returns:
+            The places of the heads, and the place after the last record.
+
+        Example:
+            >>> Tokens(b"2 7 8 1 9", "x").records(0, 2, "the size", 0, 9)
+            (array([0, 3]), 5)
         """
         heads = np.empty(count, dtype=np.int64)
         done, window = 0, 16

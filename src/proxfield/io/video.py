@@ -42,7 +42,11 @@ def _quiet(cv2: ModuleType) -> Iterator[None]:
 
 
 class EndOfVideoError(InputError):
-    """A video ends before a frame, whatever its header says."""
+    """A video ends before a frame, whatever its header says.
+
+    Attributes:
+        frames: Number of frames that all videos have.
+    """
 
     def __init__(self, message: str, frames: int) -> None:
         super().__init__(message)

@@ -72,8 +72,10 @@ class Sliced(ABC):
 class FileSliced(Sliced):
     """An array in a file, or a folder of zarr.
 
-    It is ``opened`` for each window anew: what was read doesn't stay in memory. A reader of a class
-    of its own does without.
+    Args:
+        path: The place.
+        opened: Opens it for each window anew: what was read doesn't stay in memory. A reader of
+            a class of its own does without.
     """
 
     def __init__(self, path: AnyPath, opened: Callable[[], Array] | None = None) -> None:
@@ -97,7 +99,12 @@ class FileSliced(Sliced):
 
 
 class Output(ABC):
-    """An array that is written in windows."""
+    """An array that is written in windows.
+
+    Args:
+        shape: Its shape.
+        dtype: The type of its numbers.
+    """
 
     def __init__(self, shape: tuple[int, ...], dtype: Dtype) -> None:
         self.shape, self.dtype = shape, dtype
@@ -125,7 +132,11 @@ class NewFile(NamedTuple):
 
 @contextmanager
 def writing_to(place: object) -> Iterator[None]:
-    """Turn what the system says about a place (a full disk, say) into one line."""
+    """Turn what the system says about a place (a full disk, say) into one line.
+
+    Args:
+        place: A file or a folder; anything else is called the output.
+    """
     try:
         yield
     except OSError as error:
@@ -144,6 +155,13 @@ def open_sliced(given: Array, what: str = "the image") -> Sliced:
         given: The name of a file (``.npy``, ``.zarr``, ``.tif``, ``.svs`` and other tiled TIFF), or
             anything with a shape, a dtype and slices: arrays of numpy, zarr, h5py, dask, …
         what: What it is, for messages.
+
+    Raises:
+        InputError: If it can't be read in windows.
+
+    Example:
+        >>> open_sliced(np.eye(3)).read((slice(0, 2), slice(1, 3))).tolist()
+        [[0.0, 0.0], [1.0, 0.0]]
     """
     if isinstance(given, Sliced):
         return given
@@ -199,7 +217,12 @@ def mapped(array: Pixels, path: Path) -> FileSliced:
 
 
 def is_zarr(path: Target) -> bool:
-    """Whether a folder holds an array, or a group of arrays, of zarr."""
+    """Whether a folder holds an array, or a group of arrays, of zarr.
+
+    Example:
+        >>> is_zarr(".")
+        False
+    """
     if is_remote(os.fspath(path)) and ending(path) != ".zarr":
         return False  # without asking for each of many files
     return any((make_path(path) / name).exists() for name in ("zarr.json", ".zarray", ".zgroup"))
@@ -247,7 +270,12 @@ def _open_zarr(path: AnyPath) -> Array:
 
 
 def check_output(path: Target, axes: int) -> None:
-    """Refuse a name whose kind can't be written in windows, before any work."""
+    """Refuse a name whose kind can't be written in windows, before any work.
+
+    Args:
+        path: The name.
+        axes: Axes of the image's pixels.
+    """
     with naming(path):
         if ending(path) not in KINDS:
             raise InputError(
@@ -335,7 +363,16 @@ class NpyOutput(Output):
 
 
 def load_array(data: bytes, name: str, keys: tuple[str, ...]) -> Pixels:
-    """The array of a ``.npy`` file, or of a ``.npz`` file the first that a key names, if any."""
+    """The array of a ``.npy`` file, or one of a ``.npz`` file: the first that a key names, if any.
+
+    Args:
+        data: The content of the file.
+        name: Its name in messages.
+        keys: Names of arrays in the order of preference; without any of these, the first counts.
+
+    Raises:
+        InputError: If the file is damaged or holds no array.
+    """
     with naming_damage(name):
         plain = view_array(data)
         stored = np.load(BytesIO(data), allow_pickle=False) if plain is None else plain
@@ -370,7 +407,11 @@ def view_array(data: bytes) -> Pixels | None:
 
 
 def map_array(path: str | PathLike[str]) -> Array:
-    """The array of a ``.npy`` file, mapped for reading: a `numpy.memmap` unless it is empty."""
+    """The array of a ``.npy`` file, mapped for reading: a `numpy.memmap` unless it is empty.
+
+    Raises:
+        InputError: If the file is missing, damaged or shorter than its header says.
+    """
     name = display_name(path)
     with naming_damage(name):
         with Path(path).open("rb") as stream:
@@ -389,7 +430,11 @@ def store_array(path: Path, values: Pixels) -> None:
 
 
 def read_member(archive: zipfile.ZipFile, name: str) -> Pixels:
-    """The array of a name in an ``.npz`` archive, compared with its checksum."""
+    """The array of a name in an ``.npz`` archive, compared with its checksum.
+
+    Raises:
+        InputError: If it is missing or damaged; the caller adds the file's name.
+    """
     with naming_damage(None), archive.open(f"{name}.npy") as member:
         array = _format.read_array(member, allow_pickle=False)
         if member.read(1):  # the checksum is compared at the end
@@ -423,7 +468,12 @@ def _read_shape(stream: IO[bytes], size: int) -> tuple[int, ...]:
 
 
 def compact(values: Pixels, top: int | None = None) -> Pixels:
-    """Labels in the smallest type of whole numbers that holds them; floats stay what they are."""
+    """Labels in the smallest type of whole numbers that holds them; floats stay what they are.
+
+    Args:
+        values: Labels or probabilities.
+        top: The largest label that the type has to hold; by default the largest there is.
+    """
     if values.dtype.kind == "f":
         return values
     most = int(values.max(initial=0)) if top is None else top

@@ -105,8 +105,22 @@ def draw_boxes(
 ) -> Mask:
     """The mask of one camera: the union of bodies in rectangles, with errors.
 
-    Rectangles (left, top, right, bottom) may reach out of the image; those with NaN aren't drawn.
-    ``strides`` says how far apart each person's feet are, 0 to 1; ½ by default.
+    Args:
+        boxes: Left, top, right and bottom of each body in pixels; they may reach out of the image,
+            and those with NaN aren't drawn.  # (n, 4)
+        width: Columns of the image.
+        height: Rows of the image.
+        noise: Errors; `Noise` by default.
+        shape: "superellipse" or "person".
+        strides: How far apart each person's feet are, 0 to 1; ½ by default.  # (n,)
+        seed: Random seed, one number or several.
+
+    Returns:
+        0 for background, 255 for foreground, values between with soft edges.  # (height, width)
+
+    Example:
+        >>> draw_boxes([[0, 0, 4, 3]], 5, 3, noise=Noise.none())[1].tolist()
+        [255, 255, 255, 255, 0]
     """
     if shape not in SHAPES:
         raise InputError(f"shape={shown(shape)}, expected one of: {', '.join(SHAPES)}")
@@ -138,7 +152,15 @@ def draw_boxes(
 def smooth_noise(
     rng: np.random.Generator, rows: int, columns: int, down: int, across: int
 ) -> NDArray[np.float32]:
-    """A smooth random texture: normal values on a coarse grid, interpolated."""
+    """A smooth random texture: normal values on a coarse grid, interpolated.
+
+    Args:
+        rng: Source of randomness.
+        rows: Of the result.
+        columns: Of the result.
+        down: Number of cells of the coarse grid from top to bottom.
+        across: Number of cells from left to right.
+    """
     coarse = rng.standard_normal((max(1, down) + 1, max(1, across) + 1), dtype=np.float32)
     for axis, (count, cells) in enumerate(((rows, max(1, down)), (columns, max(1, across)))):
         at = (np.arange(count, dtype=np.float32) + 0.5) * (cells / count)

@@ -226,7 +226,15 @@ class Detector:
 
 
 def warm_start(scene: Scene, before: OccupancyMap | ArrayLike) -> NDArray[np.float64]:
-    """Marginals to start from: those of the frame before, mixed with the prior.  # (n, 2)"""
+    """Marginals to start from: the probabilities of the frame before, mixed with the prior.
+
+    Args:
+        scene: Whose prior is used.
+        before: The map of the frame before, or its probabilities.  # (n,)
+
+    Returns:
+        Marginals.  # (n, 2)
+    """
     q = np.asarray(before.q if isinstance(before, OccupancyMap) else before, dtype=float)
     if q.shape != (scene.n_locations,) or not ((q >= 0) & (q <= 1)).all():
         raise InputError(
@@ -241,6 +249,12 @@ def cell_area(scene: Scene) -> float | None:
     """Square meters of ground per location; None where distances aren't known.
 
     For locations that aren't a grid: the square of the median distance to the nearest other one.
+
+    Example:
+        >>> from proxfield.people.silhouettes import Boxes
+        >>> boxes = Boxes(2, 2, [[0, 0, 1, 1], [1, 1, 2, 2]])
+        >>> cell_area(Scene((boxes,), [[0.0, 0.0], [0.5, 0.0]]))
+        0.25
     """
     places = scene.positions
     if places is None or len(places) < 2:

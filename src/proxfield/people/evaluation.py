@@ -182,7 +182,16 @@ def evaluate(
 
 
 def match(found: Doubles, people: Doubles, radius: float) -> Doubles:
-    """Distances of the pairs of detections and people that match."""
+    """Distances of the pairs of detections and people that match.
+
+    Args:
+        found: Positions of detections.  # (n, 2)
+        people: Positions of people.  # (m, 2)
+        radius: Pairs are closer than this.
+
+    Returns:
+        The distance of each pair, as many pairs as possible.  # (k,)
+    """
     if not len(found) or not len(people):
         return np.zeros(0)
     far = np.linalg.norm(found[:, None] - people[None], axis=2)
@@ -195,6 +204,10 @@ def match(found: Doubles, people: Doubles, radius: float) -> Doubles:
 
 def inside(points: Doubles, polygon: ArrayLike) -> NDArray[np.bool_]:
     """Which points are in a polygon, its border included.
+
+    Args:
+        points: Any number of points.  # (n, 2)
+        polygon: Its corners in order; the last is joined to the first.  # (k, 2)
 
     Example:
         >>> inside(np.array([[0.5, 0.5], [1.0, 0.2], [2.0, 2.0]]), [[0, 0], [1, 0], [1, 1], [0, 1]])
@@ -220,7 +233,15 @@ def inside(points: Doubles, polygon: ArrayLike) -> NDArray[np.bool_]:
 
 
 def parse_polygon(text: str) -> Doubles:
-    """Corners from a text, ``"x,y x,y x,y"``, or from a file of that, lines or JSON."""
+    """Corners from a text, ``"x,y x,y x,y"``, or from a file of that, lines or JSON.
+
+    Raises:
+        InputError: If these are no corners.
+
+    Example:
+        >>> parse_polygon("0,0 4,0 4,3").tolist()
+        [[0.0, 0.0], [4.0, 0.0], [4.0, 3.0]]
+    """
     found = _corners(text)
     if found is not None:
         return found

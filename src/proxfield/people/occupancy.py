@@ -412,8 +412,14 @@ class RatioOccupancy(Occupancy):
         """The energy with somebody at i minus that with nobody, all others as expected.
 
         D_i = Σ_c (Ψ1² − Ψ0²)/(2σ²), with Ψ1 = (num + d_i)/(den + a_i) and, for λ = 1 − 1/p_i,
-        Ψ0 = (num + λ d_i)/(den + λ a_i). Not a gradient; see the rule "original". Locations whose
-        p_i is above ``ignored`` don't count in the expected images.  # (n,) -> (n,)
+        Ψ0 = (num + λ d_i)/(den + λ a_i). Not a gradient; see the rule "original".
+
+        Args:
+            logs: log p_i.  # (n,)
+            ignored: Locations with a larger p_i don't count in the expected images.
+
+        Returns:
+            D_i.  # (n,)
         """
         total = np.zeros(self.n_locations)
         p = np.exp(logs)
@@ -439,7 +445,14 @@ def log_empty(p: Floats) -> NDArray[np.float64]:
 
 
 def without(s: Silhouettes, cover: Floats, logs: Floats, image: Floats) -> NDArray[np.float64]:
-    """Σ_{x ∈ R_i} image_x N_x/p_i: sums over silhouettes as if their location were empty."""
+    """Σ_{x ∈ R_i} image_x N_x/p_i: sums over each silhouette as if its location were empty.
+
+    Args:
+        s: Silhouettes of one camera.
+        cover: log N.  # (height, width)
+        logs: log p_i.  # (n,)
+        image: What is summed.  # (height, width)
+    """
     sums = s.collect(image * np.exp(cover)) / np.exp(logs)
     for i in np.flatnonzero(logs < np.log(DIRECT)):
         at = s.pixels(int(i))

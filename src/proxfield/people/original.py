@@ -135,7 +135,11 @@ class Original(Rule):
 
 
 def only_term(lowered: Lowered) -> RatioOccupancy:
-    """The one term that isn't a prior."""
+    """The one term that isn't a prior.
+
+    Raises:
+        UnsupportedError: If the field is another one.
+    """
     terms = list(lowered.terms)
     term = terms[0] if len(terms) == 1 else None
     if isinstance(term, RatioOccupancy) and term.n_locations == lowered.layout.n_vars:

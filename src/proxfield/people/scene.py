@@ -255,6 +255,13 @@ def read_cache(
     """`Scene.from_cameras` with the rectangles from a file; None if it has no such.
 
     The file has a hash of the cameras and the locations, so that rectangles of others never count.
+
+    Args:
+        cache: The file, ``.npz``.
+        cameras: Calibrated for the images that the masks will be of.
+        positions: Of the locations, in meters.  # (n, 2)
+        shape: Rows and columns of the grid of locations.
+        person: Height and radius of a person in meters.
     """
     ground = np.asarray(positions, dtype=np.float64)
     try:
@@ -292,8 +299,13 @@ def _key(cameras: Sequence[Camera], ground: Doubles, person: tuple[float, float]
 def visible_region(cameras: Sequence[Camera]) -> tuple[float, float, float, float]:
     """The rectangle on the ground around all places where some camera sees people well.
 
-    Smallest x and y, largest x and y, in whole meters. Generous, since nobody is found outside of
-    it; a region that is known is better.
+    Generous, since nobody is found outside of it; a region that is known is better.
+
+    Returns:
+        Smallest x and y, largest x and y, in whole meters.
+
+    Raises:
+        InputError: If there is no such place.
     """
     centers = np.array([camera.center[:2] for camera in cameras])
     low, high = centers.min(axis=0) - SEARCHED, centers.max(axis=0) + SEARCHED

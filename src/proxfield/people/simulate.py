@@ -221,7 +221,18 @@ def look_at(
 ) -> Camera:
     """A camera without distortion at a place, looking at a point, with a level horizon.
 
-    The point isn't straight above or below; ``view`` is the horizontal angle of view in degrees.
+    Args:
+        eye: Where the camera is, in meters.  # (3,)
+        target: The point in the center of its image, not straight above or below.  # (3,)
+        width: Columns of its images.
+        height: Rows of its images.
+        view: Horizontal angle of view in degrees.
+        name: The camera's name.
+
+    Example:
+        >>> camera = look_at([0, -5, 1], [0, 0, 1], 100, 80, 90)
+        >>> camera.project([[0, 0, 1]])[0].tolist()
+        [[50.0, 40.0]]
     """
     where = np.asarray(eye, dtype=float)
     forward = np.asarray(target, dtype=float) - where

@@ -103,7 +103,18 @@ def read_files(
     from_labels: Record | None = None,
     titles: Mapping[str, str] | None = None,
 ) -> StudioInputs:
-    """Inputs from files; ``titles`` are what to call them, their paths by default.
+    """Inputs from files.
+
+    Args:
+        image: A picture or an array.
+        unary: Probabilities, logits or labels.
+        what: Which of these.
+        truth: True labels.
+        scribbles: Labels of known pixels.
+        names: Names of the labels.
+        build: As for `StudioInputs`.
+        from_labels: As for `StudioInputs`.
+        titles: What to call the files, by the names of these arguments; by default their paths.
 
     Raises:
         InputError: If a file can't be read; the message names it.
@@ -132,7 +143,12 @@ def read_files(
 
 
 class Upload(NamedTuple):
-    """One file from the browser, with the client's name for it."""
+    """One file from the browser.
+
+    Attributes:
+        name: What the client calls it.
+        data: Its bytes.
+    """
 
     name: str
     data: bytes
@@ -151,6 +167,10 @@ class Upload(NamedTuple):
 
 def check_upload(upload: Upload, max_bytes: int) -> None:
     """Refuse a file that is too large, also once it is decoded, or that is of no known kind.
+
+    Args:
+        upload: The file.
+        max_bytes: Maximum size of an upload.
 
     Raises:
         InputError: If it is refused.
@@ -188,9 +208,13 @@ def check_upload(upload: Upload, max_bytes: int) -> None:
 def read_uploads(
     files: Mapping[str, Upload], what: str, folder: Path, max_bytes: int
 ) -> StudioInputs:
-    """Inputs from files of the browser, by name: image, unary, and truth if it is known.
+    """Inputs from files of the browser.
 
-    Files may be written to ``folder`` while they are read.
+    Args:
+        files: By name: image, unary (probabilities, logits or labels), and truth if it is known.
+        what: What the unary is.
+        folder: Where files may be written while they are read.
+        max_bytes: Maximum size of an upload.
     """
     for upload in files.values():
         check_upload(upload, max_bytes)
@@ -218,6 +242,9 @@ COLORS = ((160, 185, 205), (135, 130, 140), (125, 145, 85), (170, 120, 100), (78
 
 def demo_inputs(seed: int = 0) -> StudioInputs:
     """A landscape of five labels, and a classifier's probabilities, coarse and partly wrong.
+
+    Args:
+        seed: Random seed of the texture and of the classifier's mistakes.
 
     Example:
         >>> scene = demo_inputs()
@@ -275,7 +302,13 @@ MAX_POINTS = 5000
 
 @dataclass(frozen=True)
 class Stroke:
-    """One stroke: a label (or `ERASER`), points as shares of width and height, a radius in px."""
+    """One stroke.
+
+    Attributes:
+        label: The label that its pixels get, or `ERASER`.
+        points: x and y as shares of the width and the height.  # (n, 2)
+        radius: Of the brush, in pixels.
+    """
 
     label: int
     points: Points
@@ -287,7 +320,10 @@ def draw(
 ) -> NDArray[np.int64] | None:
     """A map of labels, `NO_STROKE` where there is none; None if nothing is drawn.
 
-    Later strokes cover earlier ones, and these the ``base``.
+    Args:
+        strokes: In the order in which they were drawn: later ones cover earlier ones.
+        shape: Height and width.
+        base: Labels that were known before.
 
     Example:
         >>> print(draw([Stroke(1, [(0.1, 0.5), (0.9, 0.5)], 0.5)], (3, 5)))

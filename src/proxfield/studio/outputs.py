@@ -43,7 +43,12 @@ def as_toml(job: StudioJob) -> str:
 
 
 def as_python(session: StudioSession, job: StudioJob) -> str:
-    """A program that ends with ``labels``, those of the job at full resolution."""
+    """A program that ends with ``labels``, those of the job at full resolution.
+
+    Args:
+        session: The session, for its inputs.
+        job: Settings, rule and scribbles.
+    """
     inputs = session.inputs
     lines = ["import proxfield as pf"]
     if inputs.image_name is None:
@@ -106,7 +111,13 @@ def _scribble_lines(shape: tuple[int, int], runs: dict[int, tuple[int, ...]]) ->
 
 
 def label_png(labels: NDArray[np.int64], n_labels: int, shown: Pixels | None = None) -> bytes:
-    """A label map as PNG; what isn't shown, or no label, is transparent.  # (height, width)"""
+    """A label map as PNG.
+
+    Args:
+        labels: The labels; values beyond the last label are transparent.  # (height, width)
+        n_labels: Number of labels.
+        shown: Which pixels aren't transparent; None: all.  # (height, width)
+    """
     image = import_pillow()
     visible = (labels >= 0) & (labels < n_labels)
     if shown is not None:
@@ -146,7 +157,13 @@ def css_color(label: int) -> str:
 
 
 def curve_svg(iterations: Sequence[int], free_energy: Sequence[float], last: int) -> str:
-    """F over the iterations as SVG, in the page's colors; values not finite are left out."""
+    """F over the iterations as SVG; its colors are those of the page.
+
+    Args:
+        iterations: Their numbers.
+        free_energy: F; entries that aren't finite are left out.
+        last: The right end of the axis.
+    """
     points = [(t, f) for t, f in zip(iterations, free_energy, strict=True) if math.isfinite(f)]
     name = "Free energy F per iteration"
     head = (

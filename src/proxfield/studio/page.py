@@ -340,7 +340,12 @@ class Page:
         background_tasks.create(start())
 
     def show(self, outcome: StudioOutcome, version: int) -> None:
-        """Show what a job gave; ``version`` is the number of the request."""
+        """Show what a job gave.
+
+        Args:
+            outcome: Labels, F, mean IoU.
+            version: Number of the request.
+        """
         session, step = self.session, outcome.job.step
         n_labels, before = session.n_labels, session.labels[::step, ::step]
         self._overlay("result", label_png(outcome.labels, n_labels))

@@ -80,7 +80,15 @@ class Pictures:
 
 
 class Studio:
-    """What all tabs share: the inputs to begin with, limits, and pictures."""
+    """What all tabs share: the inputs to begin with, limits, and pictures.
+
+    Args:
+        inputs: What a new tab shows.
+        preset: The name of a preset or settings.
+        rule: The name of a rule.
+        max_bytes: Maximum size of an upload.
+        folder: Where uploads may be written while they are read.
+    """
 
     def __init__(
         self,
@@ -210,7 +218,18 @@ def serve(
     browser: bool = True,
     announce: Callable[[str], object] = print,
 ) -> None:
-    """Serve the studio until Ctrl-C and announce its address; port 0 is any free one."""
+    """Serve the studio until Ctrl-C.
+
+    Args:
+        inputs: What a new tab shows.
+        preset: The name of a preset or settings.
+        rule: The name of a rule.
+        host: The address to listen on.
+        port: The port; 0: any that is free.
+        max_bytes: Maximum size of an upload.
+        browser: Open a browser.
+        announce: Called with the studio's address.
+    """
     check_packages()
     bound = bind(host, port)
     import uvicorn
@@ -251,7 +270,13 @@ class TooLargeError(Exception):
 
 
 class Guard:
-    """An ASGI application around another one, for some hosts (None: any)."""
+    """An ASGI application around another one.
+
+    Args:
+        app: The other one.
+        hosts: Names that the header Host may have; None: any.
+        max_bytes: Maximum size of a request's body.
+    """
 
     def __init__(self, app: App, hosts: Iterable[str] | None, max_bytes: int) -> None:
         self.app = app

@@ -74,6 +74,11 @@ class StudioOutcome:
 class StudioSession:
     """Inputs, settings and scribbles of one tab.
 
+    Args:
+        inputs: An image and what is known about its pixels.
+        preset: The name of a preset or settings to begin with.
+        rule: The name of a rule.
+
     Raises:
         InputError: If the inputs don't fit together or the image isn't flat.
 
@@ -187,7 +192,16 @@ class StudioSession:
         stop: Callable[[], bool] = lambda: False,
         progress: Callable[[int, float], object] | None = None,
     ) -> StudioOutcome | None:
-        """Do a job, in any thread; None if it was given up as ``stop`` asked."""
+        """Do a job; it may run in any thread.
+
+        Args:
+            job: What to do.
+            stop: Asked now and then; True gives the job up.
+            progress: Called now and then with the iteration and F.
+
+        Returns:
+            The outcome; None if it was given up.
+        """
 
         def look(seen: Progress) -> bool:
             if stop():
@@ -291,8 +305,13 @@ class Worker:
     """Runs a session's jobs one after another.
 
     While settings change, each preview is finished and shown, so that the page follows; a
-    computation at full resolution is given up as soon as there are newer settings. ``progress`` is
-    called in the thread that computes, ``show`` and ``fail`` in the event loop.
+    computation at full resolution is given up as soon as there are newer settings.
+
+    Args:
+        session: The session.
+        show: Called with each outcome and the number of its request, in the event loop.
+        progress: Called with the iteration and F at full resolution, in the thread that computes.
+        fail: Called with an exception, in the event loop.
     """
 
     def __init__(

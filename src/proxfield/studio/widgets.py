@@ -23,7 +23,15 @@ log = logging.getLogger("proxfield")
 
 @dataclass(frozen=True)
 class Control:
-    """A slider for one setting; it has more values if the setting has."""
+    """A slider for one setting.
+
+    Attributes:
+        name: The setting.
+        text: What it is called.
+        low: The smallest value.
+        high: The largest one; more if the setting has more.
+        step: Between two values.
+    """
 
     name: str
     text: str

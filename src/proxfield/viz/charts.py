@@ -80,6 +80,10 @@ _SPARE = (
 def rule_style(name: str, place: int = 0) -> RuleStyle:
     """The style of a rule; rules without one get spare colors by their position.
 
+    Args:
+        name: The rule's name.
+        place: Its place among the curves of a picture.
+
     Example:
         >>> rule_style("fixed").color, rule_style("mine", 1).dark
         ('#0072B2', '#84D696')
@@ -193,9 +197,15 @@ def chart_figure(
     share: bool = True,
     names: str = "ends",
 ) -> Figure:
-    """Charts side by side, each of a size in inches, maybe with one vertical axis.
+    """Charts side by side.
 
-    Methods are named at the "ends" of the last chart's curves, or in a "legend" to the right.
+    Args:
+        charts: The charts.
+        title: Above all of them.
+        size: Width and height of each, in inches.
+        share: Whether they share the vertical axis.
+        names: Where methods are named: at the "ends" of the last chart's curves, or in a
+            "legend" to the right.
 
     Raises:
         MissingDependencyError: If matplotlib isn't installed.
@@ -321,7 +331,9 @@ def decades(first: float, top: float) -> list[float]:
 def label_ends(axes: Axes, ends: list[tuple[str, float, str]]) -> None:
     """Names at the right border, level with the ends of their curves, none on top of another.
 
-    The ends are name, height and color; the axes have their final limits.
+    Args:
+        axes: The axes, with their final limits.
+        ends: Name, height and color of each curve's end.
     """
     to_share = axes.transData.transform
     share = axes.transAxes.inverted().transform

@@ -69,7 +69,9 @@ PAGE_COLORS = {INK: "--ink", SOFT: "--soft", GRID: "--line", "#000000": "--ink"}
 def page_chart(name: str, chart: Chart) -> tuple[str, Record]:
     """A chart for a page: its SVG, and what its script needs to tell values at points.
 
-    No other chart of the page may have its name.
+    Args:
+        name: An id that no other chart of the page has.
+        chart: The chart.
 
     Raises:
         MissingDependencyError: If matplotlib isn't installed.

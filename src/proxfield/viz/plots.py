@@ -89,8 +89,10 @@ def convergence_charts(
 ) -> list[Chart]:
     """F against iterations and against seconds.
 
-    Beside the curve against seconds are ``timed`` runs that weren't traced: seconds, F, and the
-    lowest and highest F of repetitions.
+    Args:
+        traces: Traces by the name to show.
+        timed: By name: seconds, F, and the lowest and highest F of repeated runs that weren't
+            traced. They are drawn beside the curve against seconds.
     """
     timed = timed or {}
     lows = [f[np.isfinite(f)].min(initial=np.inf) for f in (t.free_energy for t in traces.values())]
@@ -167,7 +169,13 @@ def _rows(trace: Trace) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class RuleCurve:
-    """F and MODA (NaN where it wasn't measured) of a rule after so many gradients.  # (m,) each"""
+    """How a rule got on.
+
+    Args:
+        passes: Number of gradients so far.  # (m,)
+        free_energy: F after as many.  # (m,)
+        moda: MODA after as many; NaN where it wasn't measured.  # (m,)
+    """
 
     passes: ArrayLike
     free_energy: ArrayLike

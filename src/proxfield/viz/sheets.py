@@ -198,9 +198,20 @@ def contact_sheet(
 ) -> Picture:
     """All cameras of a frame with the people in them, and the ground from above.
 
-    Of a scene without positions there is no ground; None is the image of a camera that is missing.
-    Options are as in `ground_figure` and `draw_people`; there are two cameras per row, or three if
-    there are more than four, by default. Each picture is so many pixels wide.
+    Args:
+        scene: The scene; without positions of its locations there is no ground to draw.
+        images: A frame or a mask of each camera; None for one that is missing.
+        q: Probability that somebody is at each location.  # (n,)
+        detections: As in `ground_figure`.
+        locations: As in `draw_people`.
+        truth: As in `ground_figure`.
+        threshold: As in `draw_people`.
+        title: A title.
+        columns: Cameras per row; two, or three if there are more than four, by default.
+        width: Of each camera's picture, in pixels.
+
+    Returns:
+        RGB.  # (height, width, 3)
     """
     import_pillow()
     from PIL import Image, ImageDraw, ImageOps

@@ -36,10 +36,16 @@ def value_of(found: Scored, name: str) -> float:
 
 
 def tuning_figure(result: TuneResult) -> Figure:
-    """The metric over each setting: one panel per setting, one point per trial; 11 × 6 inches.
+    """The metric over each setting: one panel per setting, one point per trial.
 
     Trials that differ from the best in this setting alone are joined by a line. The dashed line is
     the score without a CRF.
+
+    Args:
+        result: What `proxfield.tune` returned.
+
+    Returns:
+        A figure of six panels, 11 × 6 inches.
 
     Raises:
         MissingDependencyError: If matplotlib isn't installed.
@@ -82,6 +88,10 @@ def tuning_figure(result: TuneResult) -> Figure:
 
 def write_report(result: TuneResult, path: Target) -> None:
     """Write a page (.html: figure, settings, folds and table), or the figure (.png, .svg, .pdf).
+
+    Args:
+        result: What `proxfield.tune` returned.
+        path: Where to write; its ending says what.
 
     Raises:
         InputError: If the name has another ending or can't be written.

@@ -17,9 +17,15 @@ from proxfield.io.video import import_opencv
 
 
 def write_video(path: Target, pictures: Iterable[NDArray[np.uint8]], rate: float = 10.0) -> int:
-    """Write pictures, maybe made one by one, as an MP4, and count them; never a partial file.
+    """Write pictures as the frames of an MP4; never leaves a partial file.
 
-    They are RGB and of one size, and shown at ``rate`` per second.  # (height, width, 3) each
+    Args:
+        path: A name ending in .mp4.
+        pictures: RGB, all of one size; may be made one by one.  # (height, width, 3) each
+        rate: Frames per second.
+
+    Returns:
+        The number of frames.
 
     Raises:
         MissingDependencyError: If OpenCV isn't installed.

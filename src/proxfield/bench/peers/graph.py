@@ -59,7 +59,14 @@ class FactorGraph:
         return [factor for factor in self.factors if len(factor[0]) > 1]
 
     def expand(self, marginals: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-        """Marginals of the field, flat, from those of variables left; observed labels have 1."""
+        """Marginals of the field, flat, from those of the variables that are left.
+
+        Args:
+            marginals: One array per variable that is left.
+
+        Returns:
+            The field's, with all weight on observed labels.  # (layout.size,)
+        """
         out = np.zeros(int(self.offsets[-1]))
         seen = np.flatnonzero(self.fixed >= 0)
         out[self.offsets[seen] + self.fixed[seen]] = 1.0
@@ -76,6 +83,12 @@ class FactorGraph:
 
 def factor_graph(field: Field) -> FactorGraph:
     """The tables of a field, with the evidence put in and tables of equal scope added up.
+
+    Args:
+        field: A field whose terms can be expressed as tables.
+
+    Returns:
+        Its factor graph.
 
     Raises:
         UnsupportedError: If a term has no tables.
@@ -161,6 +174,10 @@ def elimination_order(graph: FactorGraph) -> list[int]:
 
 class Elimination:
     """Exact answers about a factor graph.
+
+    Args:
+        graph: The factor graph.
+        limit: Maximum number of entries of a table.
 
     Raises:
         UnsupportedError: If a table would be larger.

@@ -122,7 +122,9 @@ def serve(connection: Connection, peer: Peer) -> None:
 class Process:
     """A peer in a process of its own, which is ended and started anew if it takes too long.
 
-    Its tool has so many CPU seconds to build a model, and again to run it.
+    Args:
+        peer: The peer.
+        timeout: Maximum number of CPU seconds to build the tool's model, and again to run it.
     """
 
     def __init__(self, peer: Peer, timeout: float) -> None:
@@ -185,10 +187,17 @@ class Process:
 def run_cases(
     peers: Sequence[Peer], cases: Sequence[PeerCase], budget: float, timeout: float, tell: Tell
 ) -> list[Record]:
-    """A record per run of all peers, which are installed, on all cases that they can do.
+    """All peers on all cases that they can do.
 
-    A run may take ``timeout`` CPU seconds after the tool has compiled; ``tell`` is called with a
-    line before each.
+    Args:
+        peers: The peers, all of them installed.
+        cases: The cases.
+        budget: Time budget in seconds, for tools that can use one.
+        timeout: Maximum number of CPU seconds per run, after the tool has compiled.
+        tell: Called with a line before each run.
+
+    Returns:
+        One record per run.
     """
     out = []
     for peer in peers:

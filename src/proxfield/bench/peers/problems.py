@@ -113,7 +113,12 @@ def _recipes(quick: bool) -> Iterator[tuple[str, str, Callable[[int], Field]]]:
 
 
 def generated_models(quick: bool, seeds: int) -> list[Instance[Field]]:
-    """So many fields of each kind, with their exact answers; few small ones if it must be quick."""
+    """The generated models, with their exact answers.
+
+    Args:
+        quick: Fewer and smaller ones.
+        seeds: Number of fields of each kind.
+    """
     return [
         Instance(
             family, f"{name}, seed {seed}", RECIPE, make := partial(recipe, seed),

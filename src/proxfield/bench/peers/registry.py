@@ -149,6 +149,9 @@ PEERS: tuple[Peer, ...] = (
 def find_peers(names: Sequence[str] | None) -> list[Peer]:
     """The peers whose names begin with one of some words; all by default.
 
+    Args:
+        names: Names or beginnings of names, in any case.
+
     Raises:
         InputError: If a word fits none.
 

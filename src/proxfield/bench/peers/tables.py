@@ -155,7 +155,14 @@ def _time(value: float) -> str:
 def make_results(
     peers: Sequence[Peer], missing: Sequence[Peer], records: Sequence[Record], about: Record
 ) -> Record:
-    """What a results file holds: ``records`` of runs, and about machine and settings."""
+    """What a results file holds.
+
+    Args:
+        peers: The peers that ran.
+        missing: Those that aren't installed.
+        records: One per run.
+        about: Machine and settings, see `about_run`.
+    """
     return {
         "about": about,
         "peers": [

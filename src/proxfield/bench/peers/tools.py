@@ -54,7 +54,11 @@ def gms_model(graph: FactorGraph) -> tuple[Any, list[Any], float]:
 def gms_messages(
     task: Question, field: Field, budget: float, *, function: str, kind: LogZKind
 ) -> Run:
-    """LBP, whose log Z is Bethe's approximation and no bound; or NMF, coordinate ascent."""
+    """A function of pyGMs that iterates and returns log Z and a belief per variable.
+
+    Of loopy belief propagation (LBP), log Z is Bethe's approximation, which is no bound; NMF is
+    coordinate ascent.
+    """
     from pygms import messagepass
 
     graph = factor_graph(field)

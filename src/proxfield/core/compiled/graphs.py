@@ -32,11 +32,22 @@ def induced_forest(
     A variable is kept if it has at most one neighbor in each tree so far, and shares no larger
     factor with another one that is kept.
 
-    ``covered`` is 1 for variables that have been in a forest (those of this one are added), and 2
-    for those that mustn't be in it; ``taken`` receives which larger factors (``member``, of each
-    variable from ``member_row`` on) have a variable in the forest. ``room`` is (3, n). Received are
-    the variables in ``node``, children before their parents, in ``above`` the parent of each (−1 at
-    roots), and in ``edge`` its position in ``column``. Returns how many variables there are.
+    Args:
+        row: See the module.
+        column: See the module.
+        member_row: Starts of each variable's larger factors.  # (n + 1,)
+        member: Factors.
+        taken: Receives which factors have a variable in the forest.  # (factors,)
+        covered: 1 for variables that have been in a forest (those of this one are added), 2 for
+            those that mustn't be.  # (n,)
+        seed: Random seed (uint64).
+        room: Overwritten.  # (3, n)
+        node: Receives the variables, children before their parents.  # (n,)
+        above: Receives the parent of each, −1 at roots.  # (n,)
+        edge: Receives the position of the parent in ``column``.  # (n,)
+
+    Returns:
+        How many variables the forest has.
     """
     n = len(row) - 1
     joined, seen_by, order = room[0], room[1], room[2]

@@ -105,9 +105,15 @@ def _wanted_folder() -> Path:
 
 
 def kernel_sources(package: Path) -> dict[Path, bytes]:
-    """The files of compiled functions, by path, and those that they import from this package.
+    """The files of compiled functions, and those that they import from this package.
 
     Functions and numbers of other files become part of what is compiled.
+
+    Args:
+        package: The folder of the package.
+
+    Returns:
+        What each file holds, by its path.
     """
     texts = {path: path.read_bytes() for path in sorted(package.rglob("*.py"))}
     marks = [f"\n@{name}\n".encode() for name in MAKERS]
@@ -136,7 +142,15 @@ def link_kernels(shared: Path, files: list[Path], place: Path) -> Path:
     """A folder with links to the kernels of another one; copies where there are no links.
 
     Its name holds a digest of their sizes and dates: links of an index to code that somebody else
-    has compiled since would be mixed up. Its other kernels are those of former processes.
+    has compiled since would be mixed up.
+
+    Args:
+        shared: The folder that can't be written.
+        files: Its kernels.
+        place: Where the folder is made.
+
+    Returns:
+        The folder, whose other kernels are those of former processes.
     """
     state = hashlib.sha256(str(shared.absolute()).encode())
     for path in files:
@@ -217,6 +231,9 @@ class ParallelKernel:
 
     `threads.in_shares` says what it may hold. Attributes that aren't its own are those of numba's
     dispatcher.
+
+    Args:
+        function: The kernel, whose last statement is a loop over ``numba.prange``.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -253,6 +270,9 @@ class IntegerKernel:
     """A kernel whose results are the same in Python, since it rounds nothing.
 
     Where it isn't compiled yet, small inputs run in Python: compiling would take longer.
+
+    Args:
+        function: The kernel.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:

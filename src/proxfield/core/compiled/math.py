@@ -182,6 +182,11 @@ def uniform(seed: Any, counter: Any) -> Any:
 
 
 def uniforms(seed: int, counters: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
-    """The numbers of `uniform`, in numpy."""
+    """The numbers of `uniform`, in numpy.
+
+    Example:
+        >>> bool((uniforms(1, np.arange(3)) == uniforms(1, np.arange(3))).all())
+        True
+    """
     with np.errstate(over="ignore"):
         return np.asarray(uniform(np.uint64(seed), counters.astype(np.uint64)))

@@ -235,7 +235,8 @@ def compiled_kernels() -> Iterator[list[str]]:
 def when_compiling(notify: Callable[[str], None]) -> Iterator[None]:
     """Call ``notify`` once, when a kernel is really compiled rather than loaded.
 
-    It gets a line that says what is being compiled, and about how long that takes.
+    Args:
+        notify: Gets a line that says what is being compiled, and about how long that takes.
     """
     waiting = [notify]
 

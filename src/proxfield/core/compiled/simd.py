@@ -44,7 +44,12 @@ class Choice:
 
 @cache
 def choose() -> Choice:
-    """The implementation for this process, chosen once."""
+    """The implementation for this process, chosen once.
+
+    Example:
+        >>> choose().name in ("llvm", "loops")
+        True
+    """
     if os.environ.get(SWITCH) == "0":
         return Choice("loops", f"{SWITCH}=0")
     vectors = Choice("llvm")
@@ -65,5 +70,10 @@ def __getattr__(name: str) -> Any:
 
 
 def padded(channels: int) -> int:
-    """Channels rounded up to whole groups of lanes."""
+    """Channels rounded up to whole groups of lanes.
+
+    Example:
+        >>> padded(21)
+        24
+    """
     return -(-channels // LANES) * LANES

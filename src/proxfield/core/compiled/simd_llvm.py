@@ -153,7 +153,9 @@ class Lanes:
 def written(*kinds: str, result: bool = False) -> Callable[[Callable[[Lanes], Value]], Untyped]:
     """Make an intrinsic of a function that writes its instructions to `Lanes`.
 
-    Of the kinds of its arguments the first is an array; with ``result`` it returns a number.
+    Args:
+        *kinds: The kind of each argument; the first is an array.
+        result: Whether the function returns a value, a number.
     """
 
     def made(write: Callable[[Lanes], Value]) -> Untyped:

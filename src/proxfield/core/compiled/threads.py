@@ -62,13 +62,23 @@ def max_threads() -> int:
 
 
 def current_threads() -> int:
-    """Threads that parallel kernels use now."""
+    """Threads that parallel kernels use now.
+
+    Example:
+        >>> with thread_count(1):
+        ...     current_threads()
+        1
+    """
     return min(getattr(_setting, "threads", None) or max_threads(), max_threads())
 
 
 @contextmanager
 def thread_count(threads: int) -> Iterator[None]:
-    """Run with this many threads (at least 1, at most `max_threads`), the caller's own included."""
+    """Run with this many threads (at least 1, at most `max_threads`), and put the old number back.
+
+    Args:
+        threads: Number of threads, the caller's own included.
+    """
     before = getattr(_setting, "threads", None)
     _setting.threads = max(1, threads)
     try:
@@ -164,9 +174,13 @@ _workers = _Workers()
 def run_shares(call: Callable[..., Any], args: tuple[Any, ...], shares: int) -> None:
     """Call ``call(*args, share, shares)`` for every share, each on a thread of its own.
 
-    The last share runs in the caller's thread; ``call`` releases the global interpreter lock. Ends
-    when all have ended, also where one fails or the caller is interrupted: none goes on writing to
-    arrays that somebody else may then use.
+    The last share runs in the caller's thread. Ends when all have ended, also where one fails or
+    the caller is interrupted: none goes on writing to arrays that somebody else may then use.
+
+    Args:
+        call: A compiled function that releases the global interpreter lock.
+        args: Its arguments.
+        shares: Parts of the work.
     """
     _workers.need(shares - 1)
     _workers.make_way(shares)
@@ -228,9 +242,15 @@ def in_shares(function: Callable[..., Any], lines: list[str] | None = None) -> C
 
     The loop must be the function's last statement, and statements before it may only give names
     to values, because every share repeats them. Two arguments are added: the number of the share
-    and the number of shares. From ``for c in numba.prange(n): …`` it makes ``for c in range(n *
-    share // shares, n * (share + 1) // shares): …``. ``lines`` are `source_lines`, read when the
-    function was defined: the file may be another later.
+    and the number of shares.
+
+    Args:
+        function: A function at the top level of a module.
+        lines: `source_lines`, read when the function was defined: the file may be another later.
+
+    Example:
+        From ``for c in numba.prange(n): …`` it makes ``for c in range(n * share // shares,
+        n * (share + 1) // shares): …``.
     """
     code = function.__code__
     own = inspect.getblock((lines or source_lines(function))[code.co_firstlineno - 1 :])

@@ -25,8 +25,10 @@ class FoundDevice(NamedTuple):
 class Device(ABC):
     """Where programs run.
 
-    A kind of device is a class like this in a module of its own, and a line in `DEVICES`. A name
-    is the kind ("cuda"), or the kind and a number ("cuda:1").
+    A kind of device is a class like this in a module of its own, and a line in `DEVICES`.
+
+    Args:
+        name: The kind ("cuda"), or the kind and a number ("cuda:1").
     """
 
     kind: str
@@ -130,9 +132,11 @@ def kind_of(kind: str) -> type[Device]:
 
 
 def find(name: str, *, any_of_torch: bool = False) -> Device:
-    """A device by name ("cpu", "cuda:1"). Whether it can be used is not asked yet.
+    """A device by name. Whether it can be used is not asked yet.
 
-    With ``any_of_torch``, names that aren't in `DEVICES` are left to torch.
+    Args:
+        name: "cpu", "cuda", "cuda:1" and the like.
+        any_of_torch: Leave names that aren't in `DEVICES` to torch.
     """
     kind = name.partition(":")[0]
     if kind in DEVICES:

@@ -143,9 +143,11 @@ def jit(function: Callable[..., object]) -> Kernel:
 def jit_for_any(
     *integers: str, pointers: tuple[str, ...] = ()
 ) -> Callable[[Callable[..., object]], Kernel]:
-    """`jit` where values 1 and multiples of 16 of some ``integers`` aren't special.
+    """`jit` that doesn't compile anew for special values of some arguments.
 
-    ``pointers`` aren't assumed to be aligned: all loads are of single numbers.
+    Args:
+        *integers: Arguments whose values 1 and multiples of 16 aren't special.
+        pointers: Arguments that aren't assumed to be aligned: all loads are of single numbers.
     """
     if triton is None:
         return jit
@@ -230,7 +232,11 @@ def need_torch() -> None:
 
 
 class OtherDevice(Device):
-    """A device without a class of its own, by the name that torch has for it."""
+    """A device without a class of its own.
+
+    Args:
+        name: As torch writes it.
+    """
 
     def __init__(self, name: str) -> None:
         self.name, self.kind = name, name.partition(":")[0]

@@ -90,8 +90,13 @@ class Updates(ABC, Generic[P, S]):
     ) -> list[Rows]:
         """Up to ``n`` updates of each field; each stops after one that changed less than ``tol``.
 
-        The state is changed in place; ``tol`` is for the largest change of q over the step. With
-        ``trace`` F of every state is wanted. Fields that aren't ``wanted`` stay, and have no rows.
+        Args:
+            state: Where the fields stand; changed in place.
+            plan: How they move.
+            n: Maximum number of updates.
+            tol: Largest change of q, over the step, at which a field is done.
+            trace: Is F of every state wanted?
+            wanted: Which fields to move; the others stay, and have no rows.  # (fields,)
         """
 
 
@@ -190,11 +195,14 @@ class Program(Batch[Plan, State]):
     """Whether ``lowered.unary`` belongs to this program, which may then write to it."""
 
     def set_unary(self, energies: Array, at: Ints | None = None) -> None:
-        """Replace unary energies, in a copy of the program's own; states at hand see them too.
+        """Replace unary energies; states at hand see the new ones too.
 
         The field that was given stays as it is. Labels that were impossible (+inf) stay so, and no
         others become it.
-        # energies: (layout.size,), or those of the entries ``at``, each once: (m,)
+
+        Args:
+            energies: New energies.  # (layout.size,) or (m,)
+            at: Of which entries, each once; all by default.  # (m,)
         """
         if not self.owns_unary:
             self.lowered = replace(self.lowered, unary=self.lowered.unary.copy())
@@ -259,7 +267,10 @@ class Program(Batch[Plan, State]):
 
         Compiles or loads the kernels, starts the threads, and spends a few milliseconds on trial
         evaluations and chains: the first calls in a new process are slow, and a search
-        that plans by their pace would plan for a slower machine.  # start: (layout.size,)
+        that plans by their pace would plan for a slower machine.
+
+        Args:
+            start: Marginals that chains will start from.  # (layout.size,)
         """
         self.build_for(None)
         key = (*self.kernel_key(), "chains", self.threads)
@@ -340,9 +351,14 @@ ROWS_AT_ONCE = 2048
 
 
 def softmax_rows(energies: Floats, n_labels: int) -> Floats:
-    """softmax(−energies) of rows of ``n_labels``; uniform where all are +inf.
+    """softmax(−energies) of rows of equal length; uniform where all are +inf.
 
-    # (rows · n_labels,) -> (rows · n_labels,), of the same type
+    Args:
+        energies: All rows, in one piece.  # (rows · n_labels,)
+        n_labels: Length of a row.
+
+    Returns:
+        In the type of the energies.  # (rows · n_labels,)
     """
     rows = energies.reshape(-1, n_labels)
     out = np.empty_like(rows)

@@ -41,7 +41,10 @@ USUAL_UPDATES, USUAL_SWEEPS, USUAL_ROUNDS = 500, 50, 5
 
 
 class Spent:
-    """What this process has spent on updates in numpy, for all small fields; ``with`` adds more."""
+    """What this process has spent on updates in numpy; shared by all small fields.
+
+    In a ``with`` statement, the time that the block takes is added.
+    """
 
     seconds = 0.0
 
@@ -53,7 +56,13 @@ class Spent:
 
 
 def suits(lowered: Lowered, dtype: str, work: str) -> bool:
-    """Whether a field is small, and kernels for a rule (or `DESCENT`) are still to be compiled."""
+    """Whether a field is small, and kernels for a kind of work are still to be compiled.
+
+    Args:
+        lowered: The field.
+        dtype: Floating-point type.
+        work: Name of a rule, or `DESCENT`.
+    """
     if lowered.extras or lowered.layout.size > MAX_ENTRIES or lowered.infeasible:
         return False
     if os.environ.get(SWITCH, "1") == "0" or Spent.seconds > PATIENCE:

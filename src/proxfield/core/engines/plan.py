@@ -80,7 +80,12 @@ class Kind(IntEnum):
 
     @property
     def moment_names(self) -> tuple[str, ...]:
-        """The moments that it keeps, by their names in a state: ``("u",)``, say."""
+        """The moments that it keeps, by their names in a state.
+
+        Example:
+            >>> Kind.MOMENTUM.moment_names
+            ('u',)
+        """
         return ("u", "v")[: self.moments]
 
     @property
@@ -261,7 +266,15 @@ def damping_for(curvature: Array) -> Array: ...
 def damping_for(curvature: Array) -> Array:
     """The certified damping d = max(0, λ/4 − ½), entry by entry.
 
-    λ is a number or a numpy array, and d float64; or both are torch tensors, with gradients.
+    Args:
+        curvature: λ: a number, a numpy array or a torch tensor (whose gradient is kept).
+
+    Returns:
+        d: float64 for numbers and numpy arrays, a tensor of the same type for tensors.
+
+    Example:
+        >>> float(damping_for(6.0))
+        1.0
     """
     if isinstance(curvature, (float, int, np.ndarray, np.generic)):
         curvature = np.asarray(curvature, dtype=np.float64)
@@ -283,7 +296,11 @@ def prefers_search(lowered: Lowered) -> bool:
 
 
 def relative_damping(relative: Floats, others: float) -> NDArray[np.float64]:
-    """The certified damping where some terms have L_i (``relative``) and ``others`` λ.  # (n_vars,)
+    """The certified damping where some terms bound their curvature relative to the entropy's.
+
+    Args:
+        relative: L_i of those terms.  # (n_vars,)
+        others: λ of all others.
 
     Example:
         >>> relative_damping(np.array([0.0, 2.0, 20.0]), 6.0).tolist()

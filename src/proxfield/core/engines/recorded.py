@@ -51,9 +51,12 @@ class Recorded(Updates[float, S], Generic[S]):
 
     @abstractmethod
     def pull_back(self, state: S, step: float, d: Doubles) -> Doubles:
-        """The gradient of a loss in the parameters, from ``d``, that in marginals.  # (size,)
+        """The gradient of a loss in the parameters, from the one in the marginals.
 
-        ``state`` is the state after the updates, ``step`` their step.
+        Args:
+            state: The state after the updates.
+            step: Their step.
+            d: # (size,)
         """
 
 
@@ -69,7 +72,12 @@ class KeptStates:
 
 
 class ArrayUpdates(Recorded[KeptStates]):
-    """Updates of flat arrays (of ``size`` entries) whose energy a subclass defines."""
+    """Updates of flat arrays whose energy a subclass defines.
+
+    Args:
+        size: Number of entries, labels of all variables.
+        n_parameters: Number of parameters.
+    """
 
     def __init__(self, size: int, n_parameters: int) -> None:
         self.size, self.n_parameters = size, n_parameters

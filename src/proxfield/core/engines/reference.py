@@ -319,8 +319,12 @@ def searched(
 ) -> tuple[float, float]:  # fmt: skip
     """The first step tried that doesn't raise F, and the one to try next.
 
-    ``size`` is the step to try first (None at the beginning), ``f`` is F before the update, and
-    ``free_energy`` gives F after one with some step; ``dtype`` says how much may be rounding.
+    Args:
+        search: How to search.
+        size: The step to try first; None at the beginning.
+        f: F before the update.
+        free_energy: F after an update with a given step.
+        dtype: Type of the marginals: says how much F may rise by rounding.
     """
     size = search.first if size is None else size
     while not free_energy(size) <= f + slack(f, dtype) and size > plans.SMALLEST_STEP:
@@ -334,8 +338,13 @@ def moved(
 ) -> Array:  # fmt: skip
     """New natural parameters: the formula of every `Kind`, for arrays of numpy and of torch.
 
-    The moments ``s.u`` and ``s.v`` are moved on; ``target`` is θ*, ``step`` that of each entry, and
-    ``center`` subtracts each variable's mean over its possible labels.
+    Args:
+        s: A state with the moments ``u`` and ``v``, which are moved on.
+        plan: The rule.
+        theta: Natural parameters.
+        target: θ*.
+        step: The step of each entry.
+        center: Subtracts each variable's mean over its possible labels.
     """
     kind, g1, g2, eps = plan.kind, plan.gamma1, plan.gamma2, plan.epsilon
     residual = theta - target
@@ -366,7 +375,12 @@ def moved(
 
 
 def temperature(t: int, sweeps: int, hot: float, cold: float) -> float:
-    """A geometric schedule from ``hot`` to ``cold``: 4, 2, 1, say."""
+    """A geometric schedule from ``hot`` to ``cold``.
+
+    Example:
+        >>> [temperature(t, 3, 4.0, 1.0) for t in range(3)]
+        [4.0, 2.0, 1.0]
+    """
     return hot * (cold / hot) ** (t / (sweeps - 1)) if sweeps > 1 else cold
 
 

@@ -67,8 +67,9 @@ class Placement(NamedTuple):
 def placed(kernels: str) -> Placement:
     """An engine by name, and its device.
 
-    "cpu", "reference", "cuda", "cuda:1", "torch", "torch:mps" and the like: a set that is named
-    after a device runs there, others on the host unless a device follows.
+    Args:
+        kernels: "cpu", "reference", "cuda", "cuda:1", "torch", "torch:mps" and the like: a set that
+            is named after a device runs there, others on the host unless a device follows.
 
     Example:
         >>> placed("reference")
@@ -86,7 +87,12 @@ def placed(kernels: str) -> Placement:
 
 
 def on_host(kernels: str) -> str:
-    """The engine itself where it runs on the host, else the host's own."""
+    """The engine itself where it runs on the host, else the host's own.
+
+    Example:
+        >>> on_host("reference")
+        'reference'
+    """
     return "cpu" if placed(kernels).device.separate else kernels
 
 
@@ -121,7 +127,16 @@ KEPT_BYTES = 1 << 24
 def program_for(
     lowered: Lowered, kernels: str = "cpu", dtype: str = "float64", threads: int | None = None
 ) -> Program:
-    """As `compile_program`, but the same program for the same question from the same thread."""
+    """As `compile_program`, but the same program for the same question from the same thread.
+
+    Example:
+        >>> import proxfield as pf
+        >>> lowered = pf.Field(2, 2).add(pf.Potts([[0, 1]], 1.0)).lower()
+        >>> program_for(lowered) is program_for(lowered)
+        True
+        >>> program_for(lowered) is program_for(lowered, dtype="float32")
+        False
+    """
     key = (threading.get_ident(), kernels, dtype, threads)
     program = lowered.programs.used.get(key)
     if program is None:

@@ -130,7 +130,16 @@ def replaced_by_default(term: type[Term]) -> frozenset[str]:
 
 
 def implementation(term: Term, kernels: str) -> Maker | None:
-    """The implementation of a term on an engine; None: its own methods are to be called."""
+    """The implementation of a term on an engine; None: its own methods are to be called.
+
+    Args:
+        term: The term.
+        kernels: "cpu", "cuda" or "torch".
+
+    Example:
+        >>> implementation(Consistency([0, 0, 1]), "cpu") is None
+        True
+    """
     kind = type(term)
     for base in kind.__mro__:
         entry = _ENTRIES.get((base, kernels))

@@ -17,7 +17,10 @@ ROWS = 16
 
 
 class ExactFilter(HostPlan):
-    """K itself, without approximation: n² weights for each application.  # features: (n, d)
+    """K itself, without approximation: n² weights for each application.
+
+    Args:
+        features: One row per point, in units of standard deviations.  # (n, d)
 
     Example:
         >>> ExactFilter([[0.0], [1.0]]).apply(np.array([[1.0], [0.0]])).round(3)

@@ -18,8 +18,13 @@ class Operator:
 
     With n_i = Σ_j k_ij, "none" is K and "symmetric" is k_ij / √(n_i n_j). "before" and "after" are
     not symmetric, so no energy has them as its gradient: both stand for their symmetric part,
-    ½ (k_ij/n_i + k_ij/n_j). Any object with the methods of a `Plan` will do, and n_i (``mass``) may
-    be known already.  # (..., n, 1)
+    ½ (k_ij/n_i + k_ij/n_j).
+
+    Args:
+        plan: K over the points; any object with the methods of a `Plan` will do.
+        normalization: One of `NORMALIZATIONS`.
+        self_message: Keep a_ii.
+        mass: n_i where they are known already.  # (..., n, 1)
     """
 
     def __init__(
@@ -126,8 +131,11 @@ def kernel_range(
     smallest and the largest a_ii, the eigenvalues of A move down by at least the one and at most
     the other.
 
-    Total weights n_i are used by "before" and "after" alone; row sums Σ_j a_ij with the diagonal
-    not by "symmetric". ``self_weights`` are a_ii, None where the diagonal is kept.  # (..., n) each
+    Args:
+        normalization: One of `NORMALIZATIONS`.
+        mass: Total weights n_i; used by "before" and "after" alone.  # (..., n)
+        row_sums: Σ_j a_ij with the diagonal; not used by "symmetric".  # (..., n)
+        self_weights: a_ii where the diagonal is left out, None where it is kept.  # (..., n)
     """
     if normalization == "symmetric":
         low, high = 0.0, 1.0

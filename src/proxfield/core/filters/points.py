@@ -14,9 +14,14 @@ from proxfield.core.filters.plan import MAX_SPAN
 class PixelPoints:
     """The pixels of an image: their positions, and their channels if they have any.
 
-    ``shape`` holds the numbers of points and of features. Positions are multiplied with ``scale``
-    and channels, which come last, divided by ``color``. The first pixel lies at ``origin`` in a
-    larger image, by default at 0.
+    ``shape`` holds the numbers of points and of features.
+
+    Args:
+        pixels: Shape of the image without channels.
+        scale: What positions are multiplied with.  # (axes,)
+        channels: The image with its channels last; copied.  # (*pixels, channels)
+        color: What channels are divided by.  # (channels,)
+        origin: Where the first pixel lies in a larger image; by default at 0.  # (axes,)
     """
 
     def __init__(

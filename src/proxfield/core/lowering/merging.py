@@ -45,7 +45,11 @@ def concatenate(items: list[Scoped]) -> Scoped:
 
 
 def compact_index(index: Ints, count: int) -> tuple[Ints | None, Ints]:
-    """The numbers below ``count`` that occur in ``index`` (None if all do), and it in these."""
+    """Number the values that occur in ``index``, from 0 to ``count`` − 1, without gaps.
+
+    Returns:
+        The numbers that occur, in order (None if all do), and ``index`` in terms of these.
+    """
     occurs = np.zeros(count, dtype=bool)
     occurs[index] = True
     if occurs.all():
@@ -219,9 +223,12 @@ def deduplicate(tables: Floats, index: Ints) -> tuple[Floats, Ints]:
 def compressed_rows(
     n: int, ends: Ints, values: list[NDArray[V]]
 ) -> tuple[Ints, NDArray[np.int32], list[NDArray[V]]]:
-    """Undirected edges as rows of both directions: starts (n + 1,), columns (2m,), and values.
+    """Undirected edges as rows of both directions.
 
     values: Arrays of length 2m: for the forward directions, then the backward ones.
+
+    Returns:
+        Row starts (n + 1,), columns (2m,), and the values in the same order.
     """
     here = np.concatenate([ends[:, 0], ends[:, 1]], dtype=np.int32, casting="same_kind")
     row, order = group_positions(here, n)

@@ -345,8 +345,11 @@ class TabledCooccurrence(LatentCooccurrence):
 def envelope(absent: Floats, weights: Floats) -> tuple[float, NDArray[np.float64]]:
     """min_r ⟨absent·(1 − y) + ½ yᵀ w y⟩_r − H(r) over distributions r of y, and P_r(y_l = 0).
 
-    With more than `MAX_EXACT_CLASSES` undecided y, an upper bound on the minimum. Costs are 0 or
-    more.  # absent: (m,), weights: (m, m), symmetric
+    With more than `MAX_EXACT_CLASSES` undecided y, an upper bound on the minimum.
+
+    Args:
+        absent: What each y_l = 0 costs, 0 or more.  # (m,)
+        weights: What pairs y_a = y_b = 1 cost, 0 or more; symmetric.  # (m, m)
 
     Example:
         >>> e, off = envelope(np.array([0.0, 100.0]), np.array([[0.0, 3.0], [3.0, 0.0]]))

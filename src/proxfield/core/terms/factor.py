@@ -222,9 +222,12 @@ class Factor(Term):
         return self.hard and len(self.unsupported(layout, keep, None)) > 0
 
     def unsupported(self, layout: Layout, keep: NDArray[np.bool_], some: Ints | None) -> Ints:
-        """Clear in ``keep`` the labels that no allowed configuration of ``some`` scopes supports.
+        """Clear in ``keep`` the labels that no allowed configuration of a scope supports.
 
-        Returns variables that lost a label, possibly repeated.
+        some: The scopes to look at, all by default.
+
+        Returns:
+            Variables that lost a label, possibly repeated.
         """
         k = self.degree
         lost = [np.zeros(0, dtype=np.int64)]

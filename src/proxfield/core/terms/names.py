@@ -34,8 +34,11 @@ class Names:
     def read(cls, names: Any, label_names: Any, cardinalities: Sequence[int] | Any) -> Names | None:
         """Names as a user gives them, checked against the numbers of labels; None if none is given.
 
-        ``names`` has one per variable; ``label_names`` is a list of names for all variables, or a
-        list of such lists with one per variable.
+        Args:
+            names: One per variable, or None.
+            label_names: A list of names for all variables, a list of such lists with one per
+                variable, or None.
+            cardinalities: Labels per variable.
         """
         if names is None and label_names is None:
             return None

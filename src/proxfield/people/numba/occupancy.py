@@ -75,7 +75,13 @@ KEPT_SCENES = 4
 
 
 class OccupancyOnCpu:
-    """`Occupancy` on the CPU: marginals and gradients of a type, everything inside float64."""
+    """`Occupancy` on the CPU.
+
+    Args:
+        term: The term.
+        layout: Layout of the field.
+        dtype: Type of marginals and gradients; everything inside is float64.
+    """
 
     def __init__(self, term: Occupancy, layout: Layout, dtype: str) -> None:
         self.term, self.layout = term, layout
@@ -121,7 +127,9 @@ class OccupancyOnCpu:
     def add_binary_gradient(self, log_empty: Doubles, out: Floats) -> float:
         """Add dE/dq_i1 − dE/dq_i0 of every variable, from log q_i0; returns the energy.
 
-        # (n_vars,), (n_vars,)
+        Args:
+            log_empty: log q_i0.  # (n_vars,)
+            out: Changed in place.  # (n_vars,)
         """
         energy = self._evaluate(log_empty[self.variables])
         out[self.variables] -= self.room.slopes

@@ -32,8 +32,11 @@ DIRECT_BELOW = {"float32": 1e-3, "float64": DIRECT}
 class OccupancyFrames:
     """`Occupancy` terms with the same silhouettes and parameters on a device, as one term.
 
-    There is one term per frame (see `frame_key`), and ``layout`` is that of one frame's field.
-    Marginals, gradients and weights are of the type ``dtype``.
+    Args:
+        terms: One per frame; see `frame_key`.
+        layout: Layout of one frame's field.
+        dtype: "float32" or "float64": of marginals, gradients and weights.
+        device: A device of torch.
 
     Example:
         >>> frames = OccupancyFrames(terms, layout, "float32", "cuda")  # doctest: +SKIP
@@ -160,9 +163,14 @@ class OccupancyFrames:
             self.constants.copy_(totals.sum(1))
 
     def add_gradient(self, q: Tensor, out: Tensor) -> Tensor:
-        """Add dE/dq at ``q``, frame after frame, to ``out``; returns each frame's energy.
+        """Add dE/dq at ``q`` to ``out``.
 
-        # (frames · size,), (frames · size,) -> (frames,) float64
+        Args:
+            q: Marginals of all frames, one after another.  # (frames · size,)
+            out: Changed in place, of the same type.  # (frames · size,)
+
+        Returns:
+            The energy of each frame, on the device.  # (frames,) float64
         """
         plan = self.plan
         if plan is None:

@@ -31,7 +31,10 @@ class MaskRows(NamedTuple):
 
 
 class PixelCorners(NamedTuple):
-    """Corners by the place where they lie; an entry is 2 · location, + 1 where it is subtracted."""
+    """Corners by the pixel where they lie.
+
+    An entry is 2 · location, + 1 where it is subtracted.
+    """
 
     start: Tensor
     count: Tensor

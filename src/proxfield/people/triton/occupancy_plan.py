@@ -45,10 +45,15 @@ MAX_FRAME = 2**31 - 1
 
 
 class Group:
-    """Consecutive cameras whose images are worked on together, beginning with number ``first``.
+    """Consecutive cameras whose images are worked on together.
 
-    Its image begins at ``offset`` in a frame, with row ``line`` among all rows of a frame; its
-    masks, which have no ends of rows, with ``pixel``.
+    Args:
+        cameras: Their silhouettes.
+        first: Number of the first one.
+        offset: Where its image begins in a frame.
+        line: Number of its first row among all rows of a frame.
+        pixel: Number of its first pixel in masks without ends of rows.
+        device: A device of torch.
     """
 
     def __init__(
@@ -165,7 +170,12 @@ class Group:
         return {"SHAPE": shape, "num_warps": min(16, max(4, self.width // 128))}
 
     def scatter(self, logs: Tensor, diff: Tensor) -> None:
-        """Differences of Σ log p_i of some frames, written where corners lie.  # (frames, n)"""
+        """Differences of Σ log p_i, of some frames.
+
+        Args:
+            logs: # (frames, n)
+            diff: Written where corners lie; 0 elsewhere.  # (frames, size)
+        """
         frames, n = logs.shape
         crowded = -(-self.crowded // CROWDED_CELLS)
         blocks = crowded + -(-(self.cells - self.crowded) // CELLS)
@@ -178,6 +188,10 @@ class Group:
 
 class ScenePlan:
     """The silhouettes of all cameras on a device.
+
+    Args:
+        silhouettes: Of each camera.
+        device: A device of torch.
 
     Example:
         >>> plan = ScenePlan([Boxes(2, 3, [[0, 0, 2, 1]])], "cuda")  # doctest: +SKIP

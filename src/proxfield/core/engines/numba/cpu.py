@@ -36,7 +36,12 @@ DESCENT = "descend"
 
 
 def kind_of(plan: plans.Plan) -> str:
-    """A kind of work by its plan ("Order", say): those of a kind share kernels."""
+    """A kind of work by its plan: those of a kind share kernels.
+
+    Example:
+        >>> kind_of(Order(np.arange(3)))
+        'Order'
+    """
     if isinstance(plan, plans.Update) and plan.search is not None:
         return "Search"
     if isinstance(plan, plans.Order) and plan.starts is not None:
@@ -564,7 +569,9 @@ class CpuProgram(Program):
 def totals(parts: Doubles, one_by_one: bool = False) -> tuple[float, float, float, float]:
     """Energy, entropy, change and difference from two before of all blocks, from those of each.
 
-    Entropies are added up in order if ``one_by_one``, or in pairs.  # parts: (n_blocks, 4)
+    Args:
+        parts: Of each block.  # (n_blocks, 4)
+        one_by_one: Whether entropies are added up in order, or in pairs.
     """
     if len(parts) == 0:
         return 0.0, 0.0, 0.0, 0.0

@@ -37,6 +37,10 @@ def together(arrays: list[Any]) -> tuple[Any, ...]:
     """Arrays of several lattices for a kernel, with copies of the last (never read) at the end.
 
     A kernel is compiled for each length of a tuple; few lengths are few kernels.
+
+    Example:
+        >>> together(["a", "b"])
+        ('a', 'b', 'b', 'b')
     """
     return (*arrays, *arrays[-1:] * (-len(arrays) % TOGETHER))
 
@@ -53,8 +57,14 @@ class View:
 
 
 class Views:
-    """All lattices of Gaussian terms over the same points, in the same chunks of pixels, and the
-    room in which threads blur them."""
+    """All of them, in the same chunks of pixels, and the room to blur them in.
+
+    Args:
+        terms: Gaussian terms over the lattice, all of the same points.
+        labels: Number of labels of each point.
+        dtype: Floating-point type.
+        threads: Threads that work on them.
+    """
 
     fused = True
     """Made by `DenseProgram` from all terms together, never from one term."""
@@ -114,8 +124,13 @@ class Views:
                 view.filter = found[id(mine)]
 
     def lattices(self, rows: list[Floats] | None = None) -> LatticeArrays:
-        """What the kernels read: `advance_pair` with ``rows`` of one number each, and `dense` with
-        all arrays in one dimension (which compiles faster than doing it there)."""
+        """What the kernels read.
+
+        Args:
+            rows: Rows with one number each, for `advance_pair`; by default those of the views, for
+                `dense`, with all arrays in one dimension (which compiles faster than doing it
+                there).
+        """
         each = (
             (v.filter.row, v.filter.weight, v.filter.chunk, v.factor_in, v.factor_out, v.rows)
             for v in self.views
@@ -129,9 +144,11 @@ class Views:
     # ---- blurring: rows as splatted → rows to slice from ----
 
     def blur_by(self, apart: bool, few: bool) -> None:
-        """Choose who blurs separable lattices: one thread each, or all threads step by step.
+        """Choose who blurs separable lattices.
 
-        ``apart`` is for eight channels of a lattice, ``few`` for a lattice of one channel.
+        Args:
+            apart: One thread has eight channels of a lattice; else all threads have each step.
+            few: One thread has a lattice where there is one channel; else all have each step.
         """
         self.apart, self.few = apart, few
         self._spare: dict[int, Floats] = {}

@@ -177,7 +177,15 @@ class CpuTerm(Protocol):
     """A term on the CPU, made from (term, layout, dtype); dtype is "float32" or "float64"."""
 
     def add_gradient(self, q: Floats, out: Floats) -> float:
-        """Add dE/dq at ``q`` to ``out``, both in the program's type, and return the energy."""
+        """Add dE/dq at ``q`` to ``out``.
+
+        Args:
+            q: Marginals, in the program's type.  # (size,)
+            out: Changed in place, of the same type.  # (size,)
+
+        Returns:
+            The term's energy.
+        """
 
 
 @runtime_checkable
@@ -185,9 +193,14 @@ class BinaryCpuTerm(Protocol):
     """A term over binary variables alone, which needs one number of each."""
 
     def add_binary_gradient(self, log_first: Doubles, out: Floats) -> float:
-        """Add dE/dq_i(1) − dE/dq_i(0) to ``out`` and return the energy.
+        """Add dE/dq_i(1) − dE/dq_i(0) to ``out``.
 
-        ``log_first`` is log q_i(0) of each variable, at least log 1e-30.  # (n_vars,) each
+        Args:
+            log_first: log q_i(0) of each variable, at least log 1e-30.  # (n_vars,)
+            out: Changed in place, in the program's type.  # (n_vars,)
+
+        Returns:
+            The term's energy.
         """
 
 
@@ -211,7 +224,19 @@ def add_gradients(terms: Iterable[CpuTerm], q: Doubles, out: Floats) -> float:
 
 
 def on_cpu(term: Term, layout: Layout, dtype: np.dtype[np.floating]) -> CpuTerm:
-    """A term's own CPU implementation; `Plain` if it has none."""
+    """A term's own CPU implementation; `Plain` if it has none.
+
+    Args:
+        term: The term.
+        layout: Layout of the field.
+        dtype: Type of marginals and gradients.
+
+    Example:
+        >>> import proxfield as pf
+        >>> made = on_cpu(pf.Consistency([0, 0]), Layout(np.array([2, 2])), np.dtype("float64"))
+        >>> type(made).__name__
+        'Plain'
+    """
     maker = implementation(term, "cpu")
     if maker is None or getattr(maker, "fused", False):  # only a whole dense field runs fused
         return Plain(term, layout)
@@ -222,7 +247,10 @@ def on_cpu(term: Term, layout: Layout, dtype: np.dtype[np.floating]) -> CpuTerm:
 class VisitingSweeps:
     """Coordinate descent through each term's `Term.visits`; tables are compiled as ever.
 
-    A CPU implementation (of those in ``own``) with a method ``visits(q)`` is asked instead.
+    Args:
+        lowered: The field.
+        own: The CPU implementation of each term that isn't lowered. One with a method
+            ``visits(q)`` is asked instead of the term.
     """
 
     def __init__(self, lowered: Lowered, own: Sequence[CpuTerm]) -> None:

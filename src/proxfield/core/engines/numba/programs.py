@@ -128,7 +128,12 @@ class BinaryProgram(CpuProgram):
         return np.asarray(s.arrays.q[s.phase][self._inside][variables])
 
     def set_bias(self, bias: Floats, variables: Ints | slice) -> None:
-        """Replace energies of label 1 less those of 0 of free variables; means stay.  # (m,)"""
+        """Replace the energies of label 1 less those of label 0, which keep their mean.
+
+        Args:
+            bias: The differences.  # (m,)
+            variables: Of which variables, with two possible labels each.  # (m,)
+        """
         self.version += 1
         self.pack.bias[variables] = bias
 

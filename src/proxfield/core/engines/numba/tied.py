@@ -27,7 +27,13 @@ from proxfield.core.engines.recorded import ArrayUpdates, Factors, Recorded
 
 
 class TableUpdates(ArrayUpdates):
-    """Updates of factors (with entries from ``offsets`` on) over the tables w, the parameters."""
+    """Updates of factors over the tables w, which are the parameters.
+
+    Args:
+        factors: Factors of one, two and more variables.
+        offsets: First entry of each variable.  # (n + 1,)
+        w: The tables, one after another.  # (n_entries,)
+    """
 
     def __init__(self, factors: Sequence[Factors], offsets: Ints, w: Doubles) -> None:
         super().__init__(int(offsets[-1]), len(w))
@@ -256,7 +262,12 @@ class KeptSpins:
 class SpinUpdates(Recorded[KeptSpins]):
     """Updates of binary variables and pairs over the tables w, which are the parameters.
 
-    ``runs`` are runs of the edges (see `Spins`), ``ptr`` first variables of instances.
+    Args:
+        single: Factors of one variable.
+        edges: Factors of two.
+        runs: Runs of the edges; see `Spins`.
+        ptr: First variable of each instance, and the number of variables.
+        w: The tables, one after another.  # (n_entries,)
     """
 
     def __init__(
@@ -356,7 +367,12 @@ def _couple(
 def forward(f: Spins, step: float, made: int, m: Doubles, theta: Doubles) -> None:
     """Updates θ ← (1 − step)·θ + step·(h + J m); all m are kept.
 
-    ``made`` updates were made before, whose m and θ are given.  # m: (updates + 1, n), theta: (n,)
+    Args:
+        f: The field.
+        step: The step.
+        made: Number of updates that were made before; their m and θ are given.
+        m: Mean spins before each update and after the last.  # (updates + 1, n)
+        theta: θ, changed in place.  # (n,)
     """
     variables, j, runs, run_ptr, force = f.variables, f.j, f.runs, f.run_ptr, np.empty(len(f.h))
     for a in range(len(f.ptr) - 1):  # all updates of an instance while it is in the cache

@@ -29,7 +29,12 @@ MAX_SHARED_TABLES = 16
 
 
 class Padding:
-    """Flat arrays of a layout as (n, largest n_labels), and back."""
+    """Flat arrays of a layout as (n, largest n_labels), and back.
+
+    Args:
+        layout: Where each variable's labels live in a flat array.
+        device: Device of the tensors.
+    """
 
     def __init__(self, layout: Layout, device: TorchDevice) -> None:
         self.n = layout.n_vars
@@ -58,7 +63,13 @@ class Padding:
 
 
 class Collect:
-    """Sums rows into variables (their ``owner``) by gathering, those of like degree together."""
+    """Sums rows into variables by gathering: variables of like degree together.
+
+    Args:
+        owner: The variable that each row is for.  # (rows,)
+        n: Number of variables.
+        device: Device of the tensors.
+    """
 
     def __init__(self, owner: Ints, n: int, device: TorchDevice) -> None:
         order = np.argsort(owner, kind="stable")
@@ -177,8 +188,11 @@ class TiedTables:
 def contract(table: Tensor, own: str, weights: list[Tensor], position: int) -> Tensor:
     """Σ table[x] Π_{p ≠ position} weights_p(x_p) over x with x_position = l.
 
-    ``own``: leading axes of the table, "" (one table), "y" (by scope), "zy" (by image and scope).
-    # table: (…, c_1, …, c_k), weights: (B, m, c_p) each
+    Args:
+        table: # (…, c_1, …, c_k)
+        own: Leading axes of the table: "" (one table), "y" (by scope), "zy" (by image and scope).
+        weights: Marginals at each position.  # (B, m, c_p) each
+        position: The one that isn't summed over.
     """
     letters = string.ascii_lowercase[: len(weights)]  # of 23: tables end long before
     out, spec = table, own + letters
@@ -235,10 +249,14 @@ class AllPairs:
 
 
 class Energy:
-    """E(q) of a lowered field, without terms that have no implementation for "torch" (`unknown`).
+    """E(q) of a lowered field.
 
-    With ``exact`` Gaussian terms that asked for the lattice are summed over all pairs; weights or
-    tables of the terms in ``given`` come with each call.
+    Args:
+        lowered: The field. Terms without an implementation for "torch" are left out: see `unknown`.
+        dtype: ``torch.float32`` or ``torch.float64``.
+        device: Where to compute.
+        exact: Also take Gaussian terms that asked for the lattice, and sum over all pairs.
+        given: More terms, whose weights or tables come with each call.
     """
 
     def __init__(
@@ -293,9 +311,12 @@ class Energy:
             yield part, part.messages(q, weights if k < first else given[k - first])
 
     def gradient(self, q: Tensor, unary: Tensor, *weights: Tensor) -> Tensor:
-        """dE/dq; +inf where a label is impossible. ``weights`` are for terms that were given apart.
+        """dE/dq; +inf where a label is impossible.
 
-        # q: (B, n, labels), unary: (B, n, labels) or (1, n, labels), weights: (P,) or (B, P) each
+        Args:
+            q: # (B, n, labels)
+            unary: Energies of single labels.  # (B, n, labels) or (1, n, labels)
+            *weights: Parameters of the terms that were given apart.  # (P,) or (B, P) each
         """
         out = unary.expand(len(q), -1, -1)
         rows = [message.expand(len(q), -1, -1) for _, message in self._messages(q, weights)]

@@ -152,9 +152,15 @@ class TorchProgram(Program):
     def update(
         self, s: TorchState, plan: planned.Update | planned.Order, f: Tensor | None = None
     ) -> Tensor:
-        """One update of a state, in operations that autograd can record; returns the step.
+        """One update of a state, in operations that autograd can record.
 
-        Tensors of the state are replaced, not written to; ``f`` is F, if it is known.  # (B,)
+        Args:
+            s: The state; its tensors are replaced, not written to.
+            plan: How it moves.
+            f: F of each image, if it is known.  # (B,)
+
+        Returns:
+            The step: what changes of q are measured by.
         """
         if isinstance(plan, planned.Order):
             return self._sweep(s, plan)
@@ -296,7 +302,12 @@ class Recorder(TorchProgram):
         return super().update(s, plan, f)
 
     def begin(self, plan: planned.Update | planned.Order, q: Tensor) -> State:
-        """A state at these marginals, from which updates are recorded.  # (B, n, labels)"""
+        """A state at these marginals, from which updates are recorded.
+
+        Args:
+            plan: How states will move.
+            q: # (B, n, labels)
+        """
         self.kept, self.plans, self.names = [], [], kept_names(plan)
         return State(first_state(plan, q))
 
@@ -309,9 +320,18 @@ def pull_back(
     make_program: Callable[[Tensor, Tensor], TorchProgram], made: Recording, grad: Tensor,
     energies: Tensor, weights: Tensor, start: Callable[[Tensor], Tensor] | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Gradients for the energies and the weights (or None), from that for the marginals.
+    """Gradients for the energies and the weights, from that for the marginals.
 
-    ``start`` gives the first marginals from the energies; None: they don't depend on them.
+    Args:
+        make_program: From energies and weights.
+        made: The updates.
+        grad: # (B, n, labels)
+        energies: # (B, n, labels)
+        weights: Of edges, or None.
+        start: The first marginals as a function of the energies; None: they don't depend on them.
+
+    Returns:
+        # (B, n, labels), as the weights
     """
     with torch.enable_grad():
         given = [energies.detach().requires_grad_()]
@@ -357,10 +377,18 @@ T = TypeVar("T", bound=TorchProgram)
 
 
 class TiedEnergy:
-    """Factors over tables that come with each call, on a device of torch.
+    """Factors over tables that come with each call, on a device.
 
-    Parameters of ``energy`` are the entries of w in ``entries``, of tables of several variables;
-    those of one are in ``unary``, and belong to the flat entries of variables in ``places``.
+    Args:
+        factors: Factors of one, two and more variables.
+        offsets: First entry of each variable.  # (n + 1,)
+        device: "cpu" or another device of torch.
+
+    Attributes:
+        energy: The energy; its parameters are the entries of w in ``entries``.
+        entries: Of tables of several variables.
+        unary: Entries of tables of one variable.
+        places: The flat entries of variables that those belong to.
     """
 
     def __init__(self, factors: Sequence[Factors], offsets: Ints, device: str) -> None:
@@ -403,7 +431,12 @@ class TiedEnergy:
 
 
 class TorchUpdates(Recorded[State]):
-    """Updates over the tables w, which are the parameters.  # (n_entries,)"""
+    """Updates over the tables w, which are the parameters.
+
+    Args:
+        tied: The factors.
+        w: The tables, one after another.  # (n_entries,)
+    """
 
     def __init__(self, tied: TiedEnergy, w: Doubles) -> None:
         self.tied, self.n_entries = tied, len(w)

@@ -54,9 +54,13 @@ class BatchProgram(Batch[Update, BatchState]):
     kernels. Small fields run many updates inside one launch, on one multiprocessor each or
     (see `binary.SmallFields`) on several. Sums are float64.
 
-    ``form`` says how to store couplings, for tests (see the packs). ``terms`` makes the terms that
-    are iterated on their own, for a type; with several fields, of the same size, each gives an
-    energy for each field.
+    Args:
+        lowereds: The fields.
+        dtype: Type of the state.
+        device: A CUDA device.
+        form: How to store couplings, for tests; see the packs.
+        terms: Makes the terms that are iterated on their own, for a type. With several fields, of
+            the same size, each term gives an energy for each field.
     """
 
     def __init__(

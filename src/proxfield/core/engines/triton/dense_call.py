@@ -310,9 +310,11 @@ class DenseCall:
         """Recorded work and what it leaves, by the lattices' kinds of blur."""
 
     def run(self, unary: Pixels | Tensor, images: Sequence[Pixels | Tensor | None]) -> DenseFound:
-        """Make the updates, from unary energies and the channels of each term's points.
+        """Make the updates.
 
-        Both may be on the host or the device.  # (n, labels) float32
+        Args:
+            unary: Unary energies, on the host or the device.  # (n, labels) float32
+            images: Channels of each term's points, likewise; None where there are none.
         """
         with self.lock, launching(self.device):
             self.unary.load(unary)

@@ -113,10 +113,16 @@ def download(values: Tensor) -> NDArray[np.float64]:
 
 
 class Blocks:
-    """The variables ``which``, cut into blocks of about equal degree, none of two fields.
+    """Variables cut into blocks of about equal degree, none of two fields.
 
-    Only the power of two of a degree counts, so that neighbors mostly stay together; if ``exact``
-    the degree itself, the largest first. ``owner`` is the field of every variable.
+    Args:
+        which: The variables.  # (m,)
+        owner: The field of every variable.  # (n,)
+        degree: What to sort by; only its power of two counts, so that neighbors mostly stay
+            together.  # (n,)
+        block: Variables in a block.
+        fields: Number of fields.
+        exact: Sort by the degree itself, the largest first?
     """
 
     def __init__(
@@ -307,7 +313,12 @@ class BatchState:
 
 
 class Natural:
-    """Conversions for the variables of some fields on a device."""
+    """Conversions for the variables of some fields.
+
+    Args:
+        joined: The fields.
+        device: Where they are.
+    """
 
     def __init__(self, joined: Joined, device: TorchDevice) -> None:
         self.joined, self.device, self.binary = joined, device, joined.binary
@@ -335,9 +346,11 @@ class Natural:
         return q / self.sums(q)
 
     def sums(self, q: Tensor, empty: float = 1.0) -> Tensor:
-        """Sum of its variable's entries for each entry.  # (size,) -> (size,)
+        """Sum of its variable's entries for each entry.
 
-        ``empty`` stands for sums that aren't positive, to divide by; 0 leaves all as they are.
+        Args:
+            q: # (size,)
+            empty: Instead of sums that aren't positive, to divide by; 0 leaves all as they are.
         """
         if self.joined.common:
             rows = q.reshape(-1, self.joined.common).sum(1, keepdim=True)

@@ -44,9 +44,16 @@ def locate(
     """The simplices that a few points lie in (Adams, Baek, Davis 2010).
 
     Loops over the points are innermost, so that they become vector instructions. Positions are
-    float64; what is left of them after rounding, at most 1 in size, is float32. ``factor`` scales
-    features, ``scale`` the weights; ``code`` is what a coordinate counts in a key. Keys of the
-    d + 1 corners and their barycentric weights are left in arrays laid out as in `Scratch`.
+    float64; what is left of them after rounding, at most 1 in size, is float32.
+
+    Args:
+        features: (m, d), with m ≤ `BATCH`.
+        factor: Scales of the features.  # (d,)
+        code: What a coordinate counts in a key; the last one counts nothing.  # (d + 1,)
+        scale: Multiplies the weights.
+        elevated, rest, rank: As in `Scratch`.
+        key: Keys of the d + 1 corners, out.  # (d + 1, BATCH)
+        weight: Their barycentric weights, out.  # (d + 2, BATCH) float32
     """
     m, d = features.shape
     inverse = 1.0 / (d + 1)
@@ -212,9 +219,17 @@ def place(
 def regroup(
     vertex: Indices, points: Points, chunks: Chunks, total: int, row: Rows
 ) -> tuple[Indices, Ints]:
-    """Number the rows of a lattice anew, for other chunks, into ``row`` (see `Points.row`).
+    """Number the rows of a lattice anew, for other chunks.
 
-    Returns the vertex of each new row, and the first row of each chunk.
+    Args:
+        vertex: Of each row.
+        points: As they are.
+        chunks: As they shall be.
+        total: Vertices.
+        row: As `Points.row`, out.
+
+    Returns:
+        Vertex of each new row, and the first row of each chunk.
     """
     corners = row.shape[1]
     whose = np.empty(row.shape, dtype=np.uint32)
@@ -307,8 +322,13 @@ def find_missed(
     """Vertices that touched ones (with these keys) miss; returns how many.
 
     Mass that is blurred into a vertex that isn't there is lost, so the ones that are missed often
-    are added. In ``near`` −1 stands for no neighbor; −2 − k becomes the k-th missed one, whose key
-    and number of times go to ``missed`` and ``times``.
+    are added.
+
+    Args:
+        near: Their neighbors, −1 for none; −2 − k becomes the k-th missed one.
+            # (touched, axes, 2)
+        missed: Keys of the missed ones, out.
+        times: How often each is missed, out; 0 before.
     """
     n, axes, _ = near.shape
     table = np.full(SLOTS, FREE, dtype=np.int32)
@@ -335,10 +355,12 @@ def find_missed(
 def link_touched(
     near: NDArray[np.int32], added: NDArray[np.int32], beside: NDArray[np.int32]
 ) -> None:
-    """Neighbors of touched vertices, and what these are to added ones, into ``beside``.
+    """Neighbors of touched vertices, and what these are to added ones.
 
-    added: Number of each vertex that is missed, or −1 if it isn't added.
-    beside: −1 before, and then for none.  # (axes, vertices, 2)
+    Args:
+        near: As from `find_missed`.
+        added: Number of each vertex that is missed, or −1 if it isn't added.
+        beside: Neighbors of all vertices, out; −1 before, and then for none.  # (axes, vertices, 2)
     """
     n, axes, _ = near.shape
     for task in numba.prange((n + VERTICES - 1) // VERTICES):

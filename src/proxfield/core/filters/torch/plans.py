@@ -62,8 +62,10 @@ def unfold(folded: Tensor, images: int) -> Tensor:
 class PlainPlan(Plan):
     """K itself, kept or recomputed some rows at a time: exact, on any device of torch.
 
-    Weights and sums are of a type, by default that of the features, (n, d) or (Bf, n, d). At most
-    ``stored`` weights are kept.
+    Args:
+        features: Features in units of standard deviations.  # (n, d) or (Bf, n, d)
+        dtype: Type of weights and sums; that of the features by default.
+        stored: Maximum number of weights that are kept.
     """
 
     name = "exact"
@@ -203,7 +205,10 @@ def torch_threads() -> AbstractContextManager[object]:
 class HostLattice(Plan):
     """The CPU's compiled lattice for tensors there, whose memory it reads without a copy.
 
-    As many threads work on it as torch uses (``torch.set_num_threads``).  # features: (n, d)
+    As many threads work on it as torch uses (``torch.set_num_threads``).
+
+    Args:
+        features: On the CPU.  # (n, d)
     """
 
     name = "lattice"
@@ -252,7 +257,9 @@ class Lattices(PerImage):
     The values' gradient is exact, since K is symmetric. The features' is that of the Gaussian
     which the lattice approximates, with its sums over pairs computed by the lattice: the
     lattice itself is continuous, but piecewise linear in the features between its vertices.
-    # features: (Bf, n, d)
+
+    Args:
+        features: # (Bf, n, d)
     """
 
     name = "lattice"
@@ -410,7 +417,8 @@ def resolve(name: str, features: Tensor) -> str:
     """ "auto" resolved to "exact" or "lattice", by the device and the number of points.
 
     As for a `proxfield.Gaussian` term on the CPU and on CUDA; elsewhere always exact.
-    # (Bf, n, d)
+
+    features: # (Bf, n, d)
     """
     if name != "auto":
         return choose(name, features.shape[1])

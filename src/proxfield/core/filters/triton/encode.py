@@ -136,10 +136,14 @@ def encode_in_order(
 ) -> tuple[Tensor, Tensor]:
     """Rows left_i and right_j with left_i · right_j = bias − ½‖x_i − x_j‖², in an order.
 
-    ``extents`` are the largest sizes of each coordinate, none over `MAX_COORDINATE`. In ``order`` n
-    or more stands for the last point; ``more`` rows for points at 0 follow. If ``scaled`` products
-    are 1024 times exponents, plus `ORIGIN`; the first bracket alone then gives them of points
-    rounded to the grid, less the half.  # (n, d) float64
+    Args:
+        points: With no coordinate over ``MAX_COORDINATE`` in size.  # (n, d) float64
+        order: Numbers of points; n or more stands for the last one.  # (padded,)
+        more: Rows after these, for points at 0.
+        extents: Largest size of each coordinate.  # (d,)
+        bias: A small whole number.
+        scaled: Whether products are 1024 times exponents, plus `ORIGIN`. The first bracket alone
+            then gives them of points rounded to the grid, less the half.
     """
     n, d = points.shape
     total, first, cross = slots(d, max(extents))

@@ -110,8 +110,13 @@ class ExactPlan(Plan):
     that are less than an estimated `DROPPED_SHARE` of a row's weights. Weights under 2^-5.5 between
     points and compact blocks are those of the block's center. Weights and values are rounded to
     float16, sums are float32. Errors, also those of symmetry, are about 1e-4 of Σ_j k_ij |v_j|.
-    Two applications to the same values give the same bits. Features, in units of standard
-    deviations, may have any number of columns and any distances.  # (n, d)
+    Two applications to the same values give the same bits.
+
+    Args:
+        features: A floating-point tensor on a CUDA device, in units of standard deviations; any
+            number of columns, and any distances.  # (n, d)
+        tolerance: Pairs with a smaller weight may be left out in any case.
+        tiles: How the work is cut.
     """
 
     name = "exact"

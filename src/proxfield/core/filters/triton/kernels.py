@@ -65,6 +65,9 @@ def exp2_assembly(polynomials: int) -> str:
     every eight are a polynomial of degree 3 (relative error 7.5e-5) for the fraction, and an
     addition to the exponent's bits for the whole part. Inputs below −100 count as −100: 0 in
     float16.
+
+    Args:
+        polynomials: How many of eight.
     """
     apart = [8 * k // polynomials for k in range(polynomials)] if polynomials else []
     lines = ["{", ".reg .f32 y<8>, t, n, r, p;", ".reg .b32 m, o;"]

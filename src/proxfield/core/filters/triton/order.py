@@ -273,9 +273,15 @@ def kd_order(points: Tensor, block: int, tile: int) -> Tensor:
     """Numbers of points, by leaves of a k-d tree.
 
     Coordinates are compared to 20 bits of their segment's range (fewer for more than 262144
-    points): near enough for an order. A leaf has ``block`` points, and a row ``tile``, a power of
-    two times as many, is a subtree of its own. Numbers from n on, for padding up to whole tiles,
-    stand for the last point again.  # (n, d) float32 -> (padded,)
+    points): near enough for an order.
+
+    Args:
+        points: At least one, contiguous.  # (n, d) float32
+        block: Points in a leaf.
+        tile: Points in a row tile, a power of two times ``block``: a subtree of its own.
+
+    Returns:
+        Also numbers from n on, for padding up to whole tiles: the last point again.  # (padded,)
     """
     n, d = points.shape
     tiles = -(-n // tile)

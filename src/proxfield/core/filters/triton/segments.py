@@ -61,9 +61,11 @@ def sum_pieces(
 class SegmentSum:
     """out_s = Σ_{e in segment s} weight_e · table[index_e], for any table.
 
-    Entries of segments ``start`` somewhere; by default the index of an entry is its own number,
-    and its weight 1. If ``fixed`` nothing waits for the device: there is room for as many pieces
-    as there may be.
+    Args:
+        starts: First entry of each segment, and their ``counts``.  # (segments,) int64
+        index: Row of each entry; the entry's own number by default.  # (entries,) int32
+        weight: Weight of each entry; 1 by default.  # (entries,)
+        fixed: Never wait for the device: room for as many pieces as there may be.
     """
 
     def __init__(

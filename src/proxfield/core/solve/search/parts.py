@@ -34,7 +34,16 @@ Gradient = Callable[[Floats], Doubles]
 
 
 class Parts:
-    """Which variables of a field interact, and how states of it are combined."""
+    """Which variables of a field interact, and how states of it are combined.
+
+    Args:
+        lowered: The field; its terms all know the neighbors of a variable.
+
+    Attributes:
+        row: Starts of each variable's neighbors.  # (n_vars + 1,)
+        column: Neighbors.
+        typical: How many parts the marginals compared of late had.
+    """
 
     def __init__(self, lowered: Lowered) -> None:
         self.lowered, self.layout = lowered, lowered.layout

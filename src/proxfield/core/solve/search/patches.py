@@ -148,7 +148,10 @@ class Patches:
         return out
 
     def improve(self, q: Floats, found: PatchEffects) -> Doubles:
-        """A state with the patches that lower F, as far as they are independent of each other."""
+        """A state with the patches that lower F, as far as they are independent of each other.
+
+        ``found`` is what they would do to it, if that is known.
+        """
         out = np.array(q, dtype=np.float64)
         settled = np.zeros(self.parts.layout.n_vars, dtype=bool)  # patched, or beside a patch
         for c in np.argsort(found.change, kind="stable").tolist():

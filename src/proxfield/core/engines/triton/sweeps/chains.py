@@ -322,7 +322,8 @@ def _explore(
 def inverse_temperatures(chains: Chains) -> NDArray[np.float64]:
     """β of each chain in each sweep, from 1/hot to 1/cold geometrically; 0 where it rests.
 
-    # (largest number of sweeps, chains)
+    Returns:
+        # (largest number of sweeps, chains)
 
     Example:
         >>> start = np.full((2, 1), 1.0)

@@ -183,8 +183,9 @@ class Sweeper:
         takes about a microsecond a variable however many processors there are. The same array
         object of ``variables`` is prepared only once.
 
-        Returns the change of F and the largest change of q, float64 tensors on the device (nothing
-        waits for it). The change of F is −inf if q gave weight to an impossible label.
+        Returns:
+            The change of F and the largest change of q, float64 tensors on the device (nothing
+            waits for it). The change of F is −inf if q gave weight to an impossible label.
         """
         visits = self._prepared(variables, starts)
         betas = torch.full((1, 1), beta, dtype=torch.float64, device=self.device)

@@ -251,9 +251,10 @@ def binary_update(x, m, g, bias, u, v, steps, numbers, RULE: constexpr):
     ``x`` is half the difference of the natural parameters, ``m`` ½ tanh x, ``g`` Σ −W m over
     neighbors, ``bias`` the difference of the unary energies, ±inf where a label is impossible.
 
-    Returns (new x, new m, u, v, change, F before it in float64). The change is over the step unless
-    that is one for all (``RULE.flat``): then the caller divides the largest by it. Entropy from m
-    in float32 is good to 1e-6 or so a variable, which is enough to follow F.
+    Returns:
+        (new x, new m, u, v, change, F before it in float64). The change is over the step unless
+        that is one for all (``RULE.flat``): then the caller divides the largest by it. Entropy from
+        m in float32 is good to 1e-6 or so a variable, which is enough to follow F.
     """
     own = bias
     step = steps.size
@@ -311,7 +312,8 @@ def label_update(theta, q, gradient, u, v, steps, numbers, inside, RULE: constex
     ``theta`` is −log q or one of its stand-ins, ``q`` exp(−θ), 0 outside, ``gradient`` dE/dq, +inf
     where a label is impossible (if ``RULE.hard``). Steps are (variables, 1).
 
-    Returns (new θ, u, v, change of each variable over the step).
+    Returns:
+        (new θ, u, v, change of each variable over the step).
     """
     inf = float("inf")
     possible = inside
