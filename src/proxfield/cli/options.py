@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from ast import literal_eval
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -376,7 +377,9 @@ def done_by(place: str, **kinds: Any) -> Decorator:
             import_module("proxfield.cli.shared").check_files(options)
             return getattr(work, name)(options)
 
-        call.__doc__, _, text = cleandoc(described.__doc__ or "").partition("\n\nOptions:\n")
+        if described.__doc__ is None:
+            sys.exit("proxfield: python -OO takes out docstrings, which list the options; use -O")
+        call.__doc__, _, text = cleandoc(described.__doc__).partition("\n\nOptions:\n")
         for declared in reversed(list(declare(text, kinds)) if text else []):
             declared(call)
         return call
