@@ -145,17 +145,12 @@ class _Reader:
         self.process: list[tuple[int, int]] = []
         text = data.removeprefix(b"\xef\xbb\xbf").replace(b",", b" ")
         for number, line in enumerate(text.splitlines(), 1):
-            if line.startswith(b"RECTANGLE"):
-                self.rectangles.append(line)
+            if (bare := line.lstrip()).startswith(b"RECTANGLE"):
+                self.rectangles.append(bare)
                 self.lines.append(number)
-            elif not line.startswith(b"#"):
-                words = line.decode("utf-8", "replace").split()
-                if words and words[0] == "RECTANGLE":
-                    self.rectangles.append(line.strip())
-                    self.lines.append(number)
-                elif words:
-                    with naming(name, number):
-                        self._keyword(words)
+            elif not line.startswith(b"#") and (words := line.decode("utf-8", "replace").split()):
+                with naming(name, number):
+                    self._keyword(words)
 
     def _keyword(self, words: list[str]) -> None:
         key, values = words[0], words[1:]

@@ -216,15 +216,10 @@ def _table_error(
 
 def _by_shape(shapes: Ints) -> Iterator[Ints]:
     """Rows of equal shape, as index arrays."""
-    key = np.zeros(len(shapes), dtype=np.int64)
-    for column in shapes.T:
-        if column.size and column.min() != column.max():
-            # Keys are numbered anew for each column, so they can't overflow.
-            codes = np.unique(column, return_inverse=True)[1].reshape(-1)
-            key = np.unique(key * (int(codes.max()) + 1) + codes, return_inverse=True)[1]
-            key = key.reshape(-1)
-    sizes = np.bincount(key)
-    yield from np.split(np.argsort(key, kind="stable"), np.cumsum(sizes)[:-1])
+    shapes = shapes[:, (shapes != shapes[0]).any(axis=0)]  # most often none
+    order = np.lexsort(shapes.T[::-1]) if shapes.size else np.arange(len(shapes))
+    other = (np.diff(shapes[order], axis=0) != 0).any(axis=1)
+    yield from np.split(order, np.flatnonzero(other) + 1)
 
 
 def _drop_single_labels(model: UaiModel) -> UaiModel:

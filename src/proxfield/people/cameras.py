@@ -439,4 +439,4 @@ def _checked(name: str, c: Record, size: tuple[int, int] | None, unit: str | Non
         raise refuse(f"{lens.size} distortion coefficients, expected 4, 5, 8, 12 or 14")
     if both is None:
         raise refuse("the calibration doesn't say the size of images; give it")
-    return Camera(*both, **c, name=name)
+    return Camera(width=both[0], height=both[1], **c, name=name)
