@@ -49,16 +49,14 @@ class BoxMasks:
     soft: bool = False
     missing: str = "error"
     _found: dict[str, Found] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _all: list[int] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_source(self.scale, self.sizes, self.cameras, self.missing)
         self._found.update(read_boxes(self.path, self.cameras))
-        self._all.extend(sorted({frame for found in self._found.values() for frame in found}))
 
     def frames(self) -> list[int]:
         """Frames that any camera has, in order; all from first to last of lists of boxes."""
-        return list(self._all)
+        return sorted({frame for found in self._found.values() for frame in found})
 
     def boxes(self, camera: str, frame: int) -> tuple[Doubles, Doubles]:
         """Boxes of a camera in a frame, and their scores.  # (n, 4), (n,)"""

@@ -6,7 +6,7 @@ serves as well.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -171,8 +171,16 @@ def from_pgmpy(model: FactorModel) -> Field:
                 f"{_described(factor, k)} holds {values[wrong][0]}, expected finite numbers, 0 or "
                 "more"
             )
-        for axis, variable in enumerate(factor.variables):
-            values = _aligned(values, axis, variable, factor, states[variable])
+        for axis, (variable, mine) in enumerate(_named(factor)):
+            want = states[variable]  # in the order that all factors share
+            if mine == want:
+                continue
+            if len(mine) != len(want) or set(mine) != set(want):
+                raise InputError(
+                    f"factors disagree on the states of {shown(variable)}: {shown(want)}, "
+                    f"{shown(mine)}"
+                )
+            values = np.take(values, [mine.index(state) for state in want], axis=axis)
         with np.errstate(divide="ignore"):
             energies = -np.log(values) + 0.0  # + 0 turns −0 into 0
         tables.append((tuple(number[variable] for variable in factor.variables), energies))
@@ -193,35 +201,22 @@ def _states(factors: Sequence[ModelFactor]) -> dict[Hashable, list[Hashable]]:
     """States of each variable, in the order of the first factor that has it."""
     out: dict[Hashable, list[Hashable]] = {}
     for k, factor in enumerate(factors):
-        named = getattr(factor, "state_names", None) or {}
         sizes = np.shape(factor.values)
         if len(sizes) != len(factor.variables):
             raise InputError(
                 f"{_described(factor, k)} has values of shape {sizes}, expected an axis per "
                 "variable"
             )
-        for variable, size in zip(factor.variables, sizes, strict=True):
-            out.setdefault(variable, list(named.get(variable, range(size))))
+        for variable, mine in _named(factor):
+            out.setdefault(variable, mine)
     return out
 
 
-def _aligned(
-    values: NDArray[np.float64],
-    axis: int,
-    variable: Hashable,
-    factor: ModelFactor,
-    states: list[Hashable],
-) -> NDArray[np.float64]:
-    """Values with the states of one variable in the order that all factors share."""
+def _named(factor: ModelFactor) -> Iterator[tuple[Hashable, list[Hashable]]]:
+    """The variables of a factor, each with its states: numbers where they have no names."""
     named = getattr(factor, "state_names", None) or {}
-    mine = list(named.get(variable, range(values.shape[axis])))
-    if mine == states:
-        return values
-    if len(mine) != len(states) or set(mine) != set(states):
-        raise InputError(
-            f"factors disagree on the states of {shown(variable)}: {shown(states)}, {shown(mine)}"
-        )
-    return np.take(values, [mine.index(state) for state in states], axis=axis)
+    for variable, size in zip(factor.variables, np.shape(factor.values), strict=True):
+        yield variable, list(named.get(variable, range(size)))
 
 
 def tabled(tables: Iterable[Table]) -> list[Term]:

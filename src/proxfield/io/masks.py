@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from proxfield.core.common.arrays import Doubles, Pixels
-from proxfield.core.common.checks import is_real
+from proxfield.core.common.checks import check_real
 from proxfield.errors import InputError, shown
 from proxfield.io.files import Target, display_name, naming
 from proxfield.io.images import read_image
@@ -149,8 +149,7 @@ def as_mask(pixels: Pixels) -> Doubles:
 
 def check_scale(scale: float) -> None:
     """Refuse what isn't a scale."""
-    if not is_real(scale) or not 0 < scale <= 16:
-        raise InputError(f"scale={shown(scale)}, expected a number above 0, 0.25 for a quarter")
+    check_real("scale", scale, lambda v: 0 < v <= 16, "a number above 0, 0.25 for a quarter")
 
 
 def scaled_size(size: Size, scale: float) -> Size:

@@ -104,27 +104,15 @@ def read_pom(source: Source, *, size: tuple[int, int] | None = None, clip: bool 
 
     Raises:
         InputError: If the file can't be read, with the line of what is wrong.
-    """
-    data, name = read_bytes(source)
-    folder = Path(source).parent if isinstance(source, (str, Path)) and source != "-" else Path()
-    return parse_pom(data, name, size=size, clip=clip, folder=folder)
-
-
-def parse_pom(
-    data: bytes,
-    name: str,
-    *,
-    size: tuple[int, int] | None = None,
-    clip: bool = False,
-    folder: Path = Path(),
-) -> PomFile:
-    """What the text of a ``.pom`` file says; see `read_pom`.
 
     Example:
-        >>> pom = parse_pom(b"ROOM 4 3 1 2\\nRECTANGLE 0 1 0 0 1 2\\n", "x.pom")
+        >>> import io
+        >>> pom = read_pom(io.BytesIO(b"ROOM 4 3 1 2\\nRECTANGLE 0 1 0 0 1 2\\n"))
         >>> pom.boxes[0].tolist()
         [[0, 0, 0, 0], [0, 0, 2, 3]]
     """
+    data, name = read_bytes(source)
+    folder = Path(source).parent if isinstance(source, (str, Path)) and source != "-" else Path()
     with naming(name):
         return _Reader(data, name).read(size, clip, folder)
 
@@ -145,17 +133,12 @@ class _Reader:
         self.process: list[tuple[int, int]] = []
         text = data.removeprefix(b"\xef\xbb\xbf").replace(b",", b" ")
         for number, line in enumerate(text.splitlines(), 1):
-            if line.startswith(b"RECTANGLE"):
-                self.rectangles.append(line)
+            if (bare := line.lstrip()).startswith(b"RECTANGLE"):
+                self.rectangles.append(bare)
                 self.lines.append(number)
-            elif not line.startswith(b"#"):
-                words = line.decode("utf-8", "replace").split()
-                if words and words[0] == "RECTANGLE":
-                    self.rectangles.append(line.strip())
-                    self.lines.append(number)
-                elif words:
-                    with naming(name, number):
-                        self._keyword(words)
+            elif not line.startswith(b"#") and (words := line.decode("utf-8", "replace").split()):
+                with naming(name, number):
+                    self._keyword(words)
 
     def _keyword(self, words: list[str]) -> None:
         key, values = words[0], words[1:]

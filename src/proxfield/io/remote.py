@@ -42,8 +42,8 @@ class RemotePath(os.PathLike[str]):
 
     Example:
         >>> path = RemotePath("s3://bucket/photos") / "a.png"
-        >>> str(path), path.name, path.suffix, str(path.with_name("b.npy"))
-        ('s3://bucket/photos/a.png', 'a.png', '.png', 's3://bucket/photos/b.npy')
+        >>> str(path), path.name, str(path.with_name("b.npy"))
+        ('s3://bucket/photos/a.png', 'a.png', 's3://bucket/photos/b.npy')
     """
 
     url: str
@@ -68,16 +68,6 @@ class RemotePath(os.PathLike[str]):
     def name(self) -> str:
         """The last part."""
         return self._tail.name
-
-    @property
-    def suffix(self) -> str:
-        """The ending of the name."""
-        return self._tail.suffix
-
-    @property
-    def parent(self) -> RemotePath:
-        """The folder."""
-        return RemotePath(self.url.rpartition("/")[0])
 
     def with_name(self, name: str) -> RemotePath:
         """The file of another name beside this one."""

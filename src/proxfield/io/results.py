@@ -138,13 +138,11 @@ def parse_mar(
             # reading that fails later in the file is what was meant.
             raise (sampled if (sampled.line or 0) > (plain.line or 0) else plain) from None
     sizes = tokens.numbers[heads].astype(np.int64)
-    keep = np.ones(tokens.count, dtype=bool)
-    keep[:begin] = False
-    keep[heads] = False
-    values = tokens.numbers[keep]
+    values = np.delete(tokens.numbers[begin:], heads - begin)
     good = (values >= 0) & (values <= 1 + _SLACK)
     if not good.all():
-        place = int(np.flatnonzero(keep)[np.argmin(good)])
+        places = np.delete(np.arange(begin, tokens.count), heads - begin)
+        place = int(places[np.argmin(good)])
         raise tokens.error(
             f"probability {tokens.word(place)[:40]!r}, expected a number in 0..1", place
         )

@@ -227,17 +227,16 @@ def _read_tags(stream: BinaryIO) -> dict[int, tuple[int, ...]]:
     big = struct.unpack(f"{order}H", start[2:4])[0] == 43
     found: dict[int, tuple[int, ...]] = {}
     try:
-        form, count, entry = ("Q", "Q", 20) if big else ("I", "H", 12)
+        form, count, width = ("Q", "Q", 8) if big else ("I", "H", 4)
+        row = struct.Struct(f"{order}HH{form}{width}s")
         (at,) = struct.unpack_from(f"{order}{form}", start, 8 if big else 4)
         stream.seek(at)
         (entries,) = struct.unpack(f"{order}{count}", stream.read(struct.calcsize(count)))
-        table = stream.read(entry * min(entries, 4096))
-        for k in range(len(table) // entry):
-            tag, form_code, number = struct.unpack_from(f"{order}HH{form}", table, k * entry)
+        table = stream.read(row.size * min(entries, 4096))
+        whole = table[: len(table) // row.size * row.size]
+        for tag, form_code, number, place in row.iter_unpack(whole):
             found[tag] = ()
             if form_code == 3 and tag in (BITS_TAG, SAMPLES_TAG):  # short
-                field = k * entry + (12 if big else 8)
-                place = table[field : field + (8 if big else 4)]
                 if 2 * number > len(place):
                     stream.seek(struct.unpack(f"{order}{form}", place)[0])
                     place = stream.read(2)

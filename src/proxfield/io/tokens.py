@@ -374,7 +374,7 @@ class Tokens:
             elif window > 16:
                 window //= 2
             else:  # short runs: a plain loop is faster than numpy calls
-                done, index = self._walk(index, done, heads, what, low, high)
+                done, index = self._walk(index, done, heads, low, high)
         if index > self.count:
             head = int(heads[-1])
             raise self.error(
@@ -384,9 +384,7 @@ class Tokens:
             )
         return heads, index
 
-    def _walk(
-        self, index: int, done: int, heads: Ints, what: str, low: int, high: int
-    ) -> tuple[int, int]:
+    def _walk(self, index: int, done: int, heads: Ints, low: int, high: int) -> tuple[int, int]:
         """Find heads one by one within a block of the file."""
         block = self.numbers[index : index + (1 << 16)].tolist()
         places: list[int] = []

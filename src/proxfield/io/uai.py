@@ -103,10 +103,8 @@ def parse_model(data: bytes | Text, name: str = "<model>") -> UaiModel:
             at,
         )
     heads, end = tokens.records(at + 1, factors, "the size of a scope", 0, count)
-    keep = np.ones(end - at - 1, dtype=bool)
-    keep[heads - at - 1] = False
     scope_ptr = np.append(heads, end) - at - 1 - np.arange(heads.size + 1)
-    places = np.flatnonzero(keep) + at + 1
+    places = np.delete(np.arange(at + 1, end), heads - at - 1)
     found = tokens.numbers[places]
     tokens.check_integers(found, places, "a variable in a scope", 0, count - 1)
     scope_vars = found.astype(np.int64)
@@ -171,13 +169,11 @@ def _tables(
             f"{tokens.count - end} more numbers after the last table, expected the end of the file",
             end,
         )
-    keep = np.ones(end - begin, dtype=bool)
-    keep[heads - begin] = False
-    values = tokens.numbers[begin:end][keep]
+    values = np.delete(tokens.numbers[begin:end], heads - begin)
     # NaN fails both comparisons, since min and max hand it on.
     if values.size and not (values.min() >= 0 and values.max() < np.inf):
         bad = int(np.argmin((values >= 0) & (values < np.inf)))
-        place = begin + int(np.flatnonzero(keep)[bad])
+        place = int(np.delete(np.arange(begin, end), heads - begin)[bad])
         raise tokens.error(
             f"table entry {tokens.word(place)[:40]!r}, expected a finite number >= 0", place
         )
@@ -216,15 +212,10 @@ def _table_error(
 
 def _by_shape(shapes: Ints) -> Iterator[Ints]:
     """Rows of equal shape, as index arrays."""
-    key = np.zeros(len(shapes), dtype=np.int64)
-    for column in shapes.T:
-        if column.size and column.min() != column.max():
-            # Keys are numbered anew for each column, so they can't overflow.
-            codes = np.unique(column, return_inverse=True)[1].reshape(-1)
-            key = np.unique(key * (int(codes.max()) + 1) + codes, return_inverse=True)[1]
-            key = key.reshape(-1)
-    sizes = np.bincount(key)
-    yield from np.split(np.argsort(key, kind="stable"), np.cumsum(sizes)[:-1])
+    shapes = shapes[:, (shapes != shapes[0]).any(axis=0)]  # most often none
+    order = np.lexsort(shapes.T[::-1]) if shapes.size else np.arange(len(shapes))
+    other = (np.diff(shapes[order], axis=0) != 0).any(axis=1)
+    yield from np.split(order, np.flatnonzero(other) + 1)
 
 
 def _drop_single_labels(model: UaiModel) -> UaiModel:

@@ -393,10 +393,9 @@ def view_array(data: bytes) -> Pixels | None:
     Other threads can work meanwhile, as they can't while numpy copies from a stream.
     """
     stream = BytesIO(data)
-    if data[:6] != _format.MAGIC_PREFIX or _format.read_magic(stream) not in ((1, 0), (2, 0)):
+    if data[:6] != _format.MAGIC_PREFIX or data[6:8] not in (b"\1\0", b"\2\0"):
         return None
-    read = _format.read_array_header_1_0 if data[6] == 1 else _format.read_array_header_2_0
-    shape, by_column, dtype = read(stream)
+    shape, by_column, dtype = _read_header(stream)
     start = stream.tell()
     if dtype.hasobject or len(data) - start != math.prod(shape) * dtype.itemsize:
         return None  # np.load says what is wrong
@@ -457,11 +456,15 @@ def stored_shape(path: str | PathLike[str]) -> tuple[int, ...]:
         return _read_shape(stream, size)
 
 
+def _read_header(stream: IO[bytes]) -> Any:
+    """Shape, whether columns come first, and dtype."""
+    first = _format.read_magic(stream) == (1, 0)
+    return (_format.read_array_header_1_0 if first else _format.read_array_header_2_0)(stream)
+
+
 def _read_shape(stream: IO[bytes], size: int) -> tuple[int, ...]:
     """The shape that a header names; ValueError if its numbers don't fit into so many bytes."""
-    first = _format.read_magic(stream) == (1, 0)
-    read = _format.read_array_header_1_0 if first else _format.read_array_header_2_0
-    shape, _, dtype = read(stream)
+    shape, _, dtype = _read_header(stream)
     if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize > size:
         raise ValueError(f"an array of {dtype} of shape {shape} in {size} bytes")
     return tuple(shape)

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.core.common.checks import is_real, whole_number
+from proxfield.core.common.checks import check_real, one_of, whole_number
 from proxfield.core.terms.base import Floats
-from proxfield.errors import InputError, shown
 
 EXPONENT = 2.5
 """Of the superellipse that stands for a body."""
@@ -51,9 +50,8 @@ class Noise:
 
     def __post_init__(self) -> None:
         for name in ("missing", "speckle"):
-            value = getattr(self, name)
-            if not is_real(value) or not 0 <= value < 1:
-                raise InputError(f"{name}={shown(value)}, expected a share, at least 0, below 1")
+            share = getattr(self, name)
+            check_real(name, share, lambda v: 0 <= v < 1, "a share, at least 0, below 1")
         for name in ("blobs", "soft"):
             object.__setattr__(self, name, whole_number(getattr(self, name), name, 0))
 
@@ -122,8 +120,7 @@ def draw_boxes(
         >>> draw_boxes([[0, 0, 4, 3]], 5, 3, noise=Noise.none())[1].tolist()
         [255, 255, 255, 255, 0]
     """
-    if shape not in SHAPES:
-        raise InputError(f"shape={shown(shape)}, expected one of: {', '.join(SHAPES)}")
+    one_of("shape", shape, SHAPES)
     errors = Noise() if noise is None else noise
     rng = np.random.default_rng(seed)
     rectangles = np.asarray(boxes, dtype=np.float64).reshape(-1, 4)

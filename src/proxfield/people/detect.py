@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.core.common.checks import is_real, whole_number
+from proxfield.core.common.checks import above_zero, check_real, one_of, whole_number
 from proxfield.core.common.records import Record
 from proxfield.core.solve.infer import infer
 from proxfield.core.solve.many import infer_many
 from proxfield.core.solve.rules.base import Rule
 from proxfield.core.terms.base import Doubles
-from proxfield.errors import InputError, shown
+from proxfield.errors import InputError
 from proxfield.field import Field
 from proxfield.people.detections import POOL as POOL
-from proxfield.people.detections import RADIUS, THRESHOLD, Detections
+from proxfield.people.detections import RADIUS, THRESHOLD, Detections, check_pool
 from proxfield.people.occupancy import MODELS, STRENGTH
 from proxfield.people.scene import Scene
 from proxfield.result import Result
@@ -122,17 +122,13 @@ class Detector:
     threads: int | None = None
 
     def __post_init__(self) -> None:
-        d = self.density
-        if d is not None and (not is_real(d) or not 0 < d < np.inf):
-            raise InputError(f"density={shown(d)}, expected a number above 0")
-        if self.model not in MODELS:
-            raise InputError(f"model={shown(self.model)}, expected one of: {', '.join(MODELS)}")
-        if not is_real(self.radius) or not 0 < self.radius < np.inf:
-            raise InputError(f"radius={shown(self.radius)}, expected a number above 0")
-        if not is_real(self.threshold) or not 0 < self.threshold <= 1:
-            raise InputError(f"threshold={shown(self.threshold)}, expected above 0 and at most 1")
-        if self.pool is not None and (not is_real(self.pool) or not 0 <= self.pool <= self.radius):
-            raise InputError(f"pool={shown(self.pool)}, expected 0 to the radius, {self.radius:g}")
+        if self.density is not None:
+            above_zero("density", self.density)
+        one_of("model", self.model, MODELS)
+        above_zero("radius", self.radius)
+        check_real("threshold", self.threshold, lambda v: 0 < v <= 1, "above 0 and at most 1")
+        if self.pool is not None:
+            check_pool(self.pool, self.radius)
         if self.passes is not None:
             whole_number(self.passes, "passes", 0)
 

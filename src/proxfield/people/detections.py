@@ -10,8 +10,8 @@ from numpy.typing import ArrayLike
 from scipy.spatial import cKDTree
 
 from proxfield.core.common.arrays import Doubles, Ints
-from proxfield.core.common.checks import is_real, whole_numbers
-from proxfield.errors import InputError, shown
+from proxfield.core.common.checks import check_real, whole_numbers
+from proxfield.errors import InputError
 from proxfield.io.files import Source, Target
 
 RADIUS = 0.5
@@ -205,12 +205,10 @@ def suppress(
     ground = np.asarray(positions, dtype=float)
     if ground.shape != (len(values), 2):
         raise InputError(f"positions of shape {ground.shape} for {len(values)} probabilities")
-    for key, number, most in (("radius", radius, np.inf), ("threshold", threshold, 1.0)):
-        if not is_real(number) or not 0 < number <= most:
-            raise InputError(f"{key}={shown(number)}, expected a number above 0")
+    check_real("radius", radius, lambda v: v > 0, "a number above 0")
+    check_real("threshold", threshold, lambda v: 0 < v <= 1, "a number above 0")
     pool = min(POOL, radius) if pool is None else pool
-    if not is_real(pool) or not 0 <= pool <= radius:
-        raise InputError(f"pool={shown(pool)}, expected 0 to the radius, {radius:g}")
+    check_pool(pool, radius)
     some = np.flatnonzero(values >= (NEGLIGIBLE * threshold if pool else threshold))
     if pool and len(some) > MAX_POOLED:
         some = np.sort(some[np.argsort(-values[some], kind="stable")[:MAX_POOLED]])
@@ -244,6 +242,11 @@ def suppress(
     order = np.argsort(-np.array(scores), kind="stable")
     xy = np.array(places).reshape(-1, 2)
     return np.array(found, dtype=np.int64)[order], np.array(scores)[order], xy[order]
+
+
+def check_pool(pool: float, radius: float) -> None:
+    """Refuse to pool over more than the distance of two detections."""
+    check_real("pool", pool, lambda v: 0 <= v <= radius, f"0 to the radius, {radius:g}")
 
 
 def _probabilities(q: ArrayLike) -> Doubles:

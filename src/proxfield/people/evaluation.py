@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import linear_sum_assignment
 
 from proxfield.core.common.arrays import Doubles, Ints
-from proxfield.core.common.checks import is_real, whole_numbers
+from proxfield.core.common.checks import check_real, whole_numbers
 from proxfield.core.common.records import Record, plain
 from proxfield.errors import InputError, shown
 from proxfield.io.files import display_name, read_bytes
@@ -149,8 +149,7 @@ def evaluate(
         >>> evaluate(found, truth, 0.5)
         <Evaluation: MODA 0.000, MODP 0.800, precision 0.500, recall 0.333, 2 frames, radius 0.5 m>
     """
-    if not is_real(radius) or not 0 < radius < math.inf:
-        raise InputError(f"radius={shown(radius)}, expected a number of meters above 0")
+    check_real("radius", radius, lambda v: 0 < v < math.inf, "a number of meters above 0")
     wanted = truth.frames if frames is None else np.unique(whole_numbers(frames, "frames"))
     lost = np.setdiff1d(wanted, truth.frames)
     if lost.size:

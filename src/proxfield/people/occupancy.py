@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from proxfield.core.common.arrays import Arrays
-from proxfield.core.common.checks import is_real, whole_number
+from proxfield.core.common.checks import above_zero, check_real, one_of, whole_number
 from proxfield.core.engines.terms import register
 from proxfield.core.terms.base import Floats, Ints, Layout, Tables, Term, as_floats
 from proxfield.core.terms.registry import TERMS, library_form
-from proxfield.errors import InputError, UnsupportedError, shown
+from proxfield.errors import InputError, UnsupportedError
 from proxfield.people.numba import DIRECT, SMALLEST
 from proxfield.people.silhouettes import Boxes, Runs, Silhouettes
 
@@ -97,8 +97,7 @@ class Occupancy(Term):
     def __new__(cls, *_: object, model: str = "exact", **__: object) -> Occupancy:
         # what a term offers is a matter of its class
         if cls is Occupancy:
-            if model not in MODELS:
-                raise InputError(f"model={shown(model)}, expected one of: {', '.join(MODELS)}")
+            one_of("model", model, MODELS)
             cls = RatioOccupancy if model == "ratio" else ExactOccupancy
         return object.__new__(cls)
 
@@ -123,16 +122,14 @@ class Occupancy(Term):
         if len(counts) > 1:
             raise InputError(f"cameras with different numbers of locations: {sorted(counts)}")
         for key, value in (("miss", miss), ("false_alarm", false_alarm)):
-            if not is_real(value) or not 0 < value < 1:
-                raise InputError(f"{key}={shown(value)}, expected above 0 and below 1")
+            check_real(key, value, lambda v: 0 < v < 1, "above 0 and below 1")
         if miss + false_alarm >= 1:
             raise InputError(
                 f"miss={miss:g} and false_alarm={false_alarm:g} add up to 1 or more: "
                 "foreground would be a sign that nobody is there"
             )
         for key, value in (("strength", strength), ("variance", variance), ("floor", floor)):
-            if not is_real(value) or not 0 < value < np.inf:
-                raise InputError(f"{key}={shown(value)}, expected a number above 0")
+            above_zero(key, value)
         self.n_locations, self.first = counts.pop(), whole_number(first, "first", 0)
         found = [
             (s, *_read_mask(m, s, k))

@@ -14,9 +14,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.core.common.checks import is_real, whole_number
+from proxfield.core.common.checks import above_zero, one_of, whole_number
 from proxfield.core.common.records import Record
-from proxfield.errors import InputError, shown
 from proxfield.io.folders import new_folder
 from proxfield.io.images import import_pillow, png_bytes
 from proxfield.io.pom import format_pom
@@ -188,16 +187,13 @@ def simulate(
         >>> simulate("pitch", spacing=2.0, seed=1).scene.shape
         (35, 53)
     """
-    if kind not in GROUNDS:
-        raise InputError(f"kind={shown(kind)}, expected one of: {', '.join(GROUNDS)}")
-    if shape not in SHAPES:
-        raise InputError(f"shape={shown(shape)}, expected one of: {', '.join(SHAPES)}")
+    one_of("kind", kind, GROUNDS)
+    one_of("shape", shape, SHAPES)
     ground = GROUNDS[kind]
     seed = whole_number(seed, "seed", 0)
     step = ground.spacing if spacing is None else spacing
-    for name, value in (("spacing", step), ("rate", rate)):
-        if not is_real(value) or not 0 < value < np.inf:
-            raise InputError(f"{name}={shown(value)}, expected a number above 0")
+    above_zero("spacing", step)
+    above_zero("rate", rate)
     if people is None:
         low, high = ground.people
         people = int(np.random.default_rng([seed, 1]).integers(low, high + 1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from operator import index
 from typing import Any
 
@@ -86,6 +86,17 @@ def whole_number(value: Any, what: str, least: int | None) -> int:
     if isinstance(value, bool) or (least is not None and number < least):
         raise InputError(f"{what}={shown(value)}, expected a whole number, {least} or more")
     return number
+
+
+def check_real(what: str, value: Any, fits: Callable[[float], bool], expected: str) -> None:
+    """Raise unless the value is a number that fits, as the words for it say."""
+    if not is_real(value) or not fits(value):
+        raise InputError(f"{what}={shown(value)}, expected {expected}")
+
+
+def above_zero(what: str, value: Any) -> None:
+    """Raise unless the value is a finite number above 0."""
+    check_real(what, value, lambda v: 0 < v < math.inf, "a number above 0")
 
 
 def one_of(what: str, value: object, known: Collection[str]) -> None:

@@ -14,7 +14,6 @@ import pytest
 from scipy.spatial.transform import Rotation
 
 from proxfield.errors import InputError, UnsupportedError
-from proxfield.io.calibration import read_calibration, write_calibration
 from proxfield.people.cameras import load_cameras, save_cameras
 
 K = [[800.0, 0.0, 320.0], [0.0, 810.0, 240.0], [0.0, 0.0, 1.0]]
@@ -40,42 +39,42 @@ def test_plain_json(save: Callable[[object], Path]) -> None:
     path = save(
         {"b": camera(dist=[0, 0, 0, 0, 0]), "a": camera(dist=[0.1, 0, 0, 0], size=[640, 480])}
     )
-    b, a = read_calibration(path)
-    assert (a.name, b.name, a.size, b.size) == ("a", "b", (640, 480), None)
+    b, a = load_cameras(path, size=(640, 480))
+    assert (a.name, b.name, a.width, a.height) == ("a", "b", 640, 480)
     assert a.center == pytest.approx([1, -6, 2])
     assert b.distortion is None and a.distortion is not None and a.distortion[0] == 0.1
-    assert read_calibration(path, cameras=["a"])[0].name == "a"
-    assert read_calibration(path, size=(640, 480))[0].size == (640, 480)
+    assert load_cameras(path, names=["a"])[0].name == "a"
+    assert load_cameras(path, size=(640, 480))[0].width == 640
 
 
 def test_units(save: Callable[[object], Path]) -> None:
-    far = {"a": camera(t=[1000 * v for v in T])}
+    far = {"a": camera(size=[640, 480], t=[1000 * v for v in T])}
     with pytest.raises(
         InputError, match="is 6403 m away from the origin, probably these are cm or mm"
     ):
-        read_calibration(save(far))
-    assert read_calibration(save(far), unit="mm")[0].center == pytest.approx([1, -6, 2])
-    near = {"a": camera(t=[100 * v for v in T])}
+        load_cameras(save(far))
+    assert load_cameras(save(far), unit="mm")[0].center == pytest.approx([1, -6, 2])
+    near = {"a": camera(size=[640, 480], t=[100 * v for v in T])}
     with pytest.raises(InputError, match="640 m away from the origin, probably these are cm"):
-        read_calibration(save(near))
+        load_cameras(save(near))
     own = {"unit": "cm", "cameras": near}
-    assert read_calibration(save(own))[0].center == pytest.approx([1, -6, 2])
-    assert read_calibration(save(near), unit="m")[0].center == pytest.approx([100, -600, 200])
+    assert load_cameras(save(own))[0].center == pytest.approx([1, -6, 2])
+    assert load_cameras(save(near), unit="m")[0].center == pytest.approx([100, -600, 200])
 
 
 def test_back_and_forth(save: Callable[[object], Path], tmp_path: Path) -> None:
-    first = read_calibration(
-        save({"a": camera(dist=[0.1, 0, 0, 0], size=[640, 480]), "b": camera()})
+    first = load_cameras(
+        save({"a": camera(dist=[0.1, 0, 0, 0], size=[640, 480]), "b": camera(size=[640, 480])})
     )
-    write_calibration(tmp_path / "d.json", first)
-    second = read_calibration(tmp_path / "d.json")
+    save_cameras(tmp_path / "d.json", first)
+    second = load_cameras(tmp_path / "d.json")
     for one, two in zip(first, second, strict=True):
-        assert (one.name, one.size) == (two.name, two.size)
+        assert (one.name, one.width, one.height) == (two.name, two.width, two.height)
         for key in ("matrix", "rotation", "translation", "distortion"):
             assert np.array_equal(getattr(one, key), getattr(two, key))
     assert json.loads((tmp_path / "d.json").read_text())["unit"] == "m"
     with pytest.raises(InputError, match="two cameras are called 'a'"):
-        write_calibration(tmp_path / "e.json", [first[0], first[0]])
+        save_cameras(tmp_path / "e.json", [first[0], first[0]])
     assert not (tmp_path / "e.json").exists()
 
 
@@ -117,21 +116,21 @@ def test_cameras(save: Callable[[object], Path], tmp_path: Path) -> None:
 def test_contradictions(save: Callable[[object], Path], content: Any, words: str) -> None:
     size = (640, 480) if "not 640×480" in words else None
     with pytest.raises(InputError, match=words) as error:
-        read_calibration(save(content), size=size)
+        load_cameras(save(content), size=size)
     assert "c.json" in str(error.value) and "\n" not in str(error.value)
 
 
 def test_other_faults(save: Callable[[object], Path], tmp_path: Path) -> None:
     path = save({"a": camera()})
     with pytest.raises(InputError, match="has no camera 'b', expected one of: a"):
-        read_calibration(path, cameras=["a", "b"])
+        load_cameras(path, names=["a", "b"])
     with pytest.raises(InputError, match="unit='inch'"):
-        read_calibration(path, unit="inch")
+        load_cameras(path, unit="inch")
     path.write_text('{"a":\n')
     with pytest.raises(InputError, match=r"c\.json:2: isn't JSON"):
-        read_calibration(path)
+        load_cameras(path)
     with pytest.raises(InputError, match="no such file"):
-        read_calibration(tmp_path / "none.json")
+        load_cameras(tmp_path / "none.json")
 
 
 # ---- XML ----
@@ -170,8 +169,8 @@ def folder(tmp_path: Path) -> Path:
 
 def test_wildtrack(folder: Path) -> None:
     for where in (folder, folder.parent):
-        right, left = read_calibration(where)
-        assert (right.name, left.name, left.size) == ("Right", "left", (1920, 1080))
+        right, left = load_cameras(where)
+        assert (right.name, left.name, left.width, left.height) == ("Right", "left", 1920, 1080)
         assert left.center == pytest.approx([1, -6, 2])  # centimeters in the file
         assert left.rotation == pytest.approx(np.array(R), abs=1e-12)
         assert left.distortion is None
@@ -184,8 +183,8 @@ def test_side_by_side(folder: Path, tmp_path: Path) -> None:
     size = "<image_width>1920</image_width><image_height>1080</image_height></opencv_storage>"
     (flat / "intr_a.xml").write_text(INTRINSIC.replace("</opencv_storage>", size))
     (flat / "extr_a.xml").write_text(extrinsic())
-    (one,) = read_calibration(flat)
-    assert (one.name, one.size) == ("a", (1920, 1080))
+    (one,) = load_cameras(flat)
+    assert (one.name, one.width, one.height) == ("a", 1920, 1080)
 
 
 @pytest.mark.parametrize(
@@ -217,13 +216,13 @@ def test_faults_of_xml(folder: Path, file: str, text: str | None, words: str) ->
     else:
         (folder / file).write_text(text)
     with pytest.raises(InputError, match=words) as error:
-        read_calibration(folder)
+        load_cameras(folder)
     assert "\n" not in str(error.value)
 
 
 def test_a_folder_of_something_else(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"holds no extr_NAME\.xml"):
-        read_calibration(tmp_path)
+        load_cameras(tmp_path)
 
 
 def test_lens_distortion(save: Callable[[object], Path]) -> None:
