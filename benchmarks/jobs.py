@@ -35,7 +35,7 @@ def look(item: object) -> int:
 
 def run(engine: str, count: int, size: int) -> None:
     """Do it once, and print the CPU seconds of all processes."""
-    from proxfield.core.jobs import run_jobs
+    from proxfield.core.jobs.running import run_jobs
 
     items = (bytes(size) for _ in range(count))
     if engine == "dask":

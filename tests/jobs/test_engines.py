@@ -14,7 +14,7 @@ import pytest
 from jobs_cases import make_scene
 
 import proxfield as pf
-from proxfield.core.jobs import run_jobs
+from proxfield.core.jobs.running import run_jobs
 from proxfield.generate import grid
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # their own

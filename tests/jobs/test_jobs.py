@@ -31,7 +31,7 @@ from jobs_cases import (
 )
 
 import proxfield as pf
-from proxfield.core.jobs import (
+from proxfield.core.jobs.running import (
     ClusterError,
     LostWorkerError,
     Part,
@@ -79,8 +79,8 @@ def test_a_number_of_jobs_may_be_configured_alone() -> None:
 def test_a_backend_that_cannot_stream_gives_lists_and_says_so_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proxfield.core.jobs.LIST_ITEMS", 2)
-    monkeypatch.setattr("proxfield.core.jobs._said", set())
+    monkeypatch.setattr("proxfield.core.jobs.running.LIST_ITEMS", 2)
+    monkeypatch.setattr("proxfield.core.jobs.running._said", set())
     with (
         caplog.at_level(logging.WARNING, "proxfield"),
         joblib.parallel_config("multiprocessing", n_jobs=2),

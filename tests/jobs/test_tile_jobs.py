@@ -19,7 +19,7 @@ from jobs_cases import children_of, contents, hide_package, make_scene, show_pac
 
 import proxfield as pf
 from proxfield.cli.main import cli
-from proxfield.core.jobs import ClusterError
+from proxfield.core.jobs.running import ClusterError
 from proxfield.images.tile_work import make_grid, make_tile
 from proxfield.images.tiles import refine_tile
 from proxfield.io.windows import NpyOutput, open_sliced

@@ -16,7 +16,7 @@ from proxfield._version import __version__
 from proxfield.bench.store import Store
 from proxfield.bench.suites import Instance, ModelT
 from proxfield.core.common.records import Record, plain
-from proxfield.core.jobs import run_jobs, slots_of
+from proxfield.core.jobs.running import run_jobs, slots_of
 from proxfield.core.solve import infer as inference
 from proxfield.core.solve.progress import make_bar
 from proxfield.errors import ProxfieldError

@@ -23,7 +23,7 @@ from proxfield.core.common.records import Record
 from proxfield.errors import InputError
 
 if TYPE_CHECKING:
-    from proxfield.core.jobs import Part
+    from proxfield.core.jobs.running import Part
     from proxfield.core.solve.rules.base import Rule
 
 Decorator = Callable[[Any], Any]
@@ -149,7 +149,7 @@ def read_part(_: click.Context, __: click.Parameter, text: str | None) -> Part |
     """A part of all items, ``K/N``."""
     if text is None:
         return None
-    from proxfield.core.jobs import Part
+    from proxfield.core.jobs.running import Part
 
     try:
         return Part.parse(text)

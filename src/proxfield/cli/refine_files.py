@@ -21,7 +21,7 @@ from proxfield.cli.shared import check_target
 from proxfield.core.common import memory
 from proxfield.core.common.memory import human_bytes
 from proxfield.core.common.records import Record, plain
-from proxfield.core.jobs import import_joblib
+from proxfield.core.jobs.running import import_joblib
 from proxfield.errors import InputError
 from proxfield.io import windows
 from proxfield.io.files import atomic_write, display_name, ending, stem

@@ -26,7 +26,7 @@ from proxfield.core.common.arrays import Pixels
 from proxfield.core.common.memory import available_cores
 from proxfield.core.common.records import Record, plain
 from proxfield.core.devices.base import find
-from proxfield.core.jobs import open_workers
+from proxfield.core.jobs.running import open_workers
 from proxfield.core.solve.history import Callback
 from proxfield.errors import InputError
 from proxfield.images import densecrf

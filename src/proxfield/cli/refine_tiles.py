@@ -28,7 +28,7 @@ from proxfield.cli.refine_images import ImageWork, new_record, try_step
 from proxfield.cli.running import in_options
 from proxfield.core.common import memory
 from proxfield.core.common.records import Record
-from proxfield.core.jobs import Part
+from proxfield.core.jobs.running import Part
 from proxfield.errors import InputError
 from proxfield.images.inputs import confidence_note
 from proxfield.images.settings import DenseSettings

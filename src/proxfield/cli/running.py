@@ -17,7 +17,7 @@ from proxfield.cli.main import describe, report
 from proxfield.cli.options import Options, parse_settings
 from proxfield.cli.progress import Display
 from proxfield.core.common.records import Record
-from proxfield.core.jobs import ClusterError, LostWorkerError, ends_the_run
+from proxfield.core.jobs.running import ClusterError, LostWorkerError, ends_the_run
 from proxfield.core.solve import infer as inference
 from proxfield.core.solve import request
 from proxfield.core.solve.history import Progress

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from proxfield.core.common.arrays import Array
 from proxfield.core.common.records import Record
-from proxfield.core.jobs import check_jobs, run_jobs, slots_of, threads_per_item
+from proxfield.core.jobs.running import check_jobs, run_jobs, slots_of, threads_per_item
 from proxfield.errors import InputError, InputWarning, ProxfieldError, shown
 from proxfield.images.densecrf import DenseCRF, divided
 from proxfield.images.inputs import CONFIDENCE, ArrayKind, confidence_note, to_host

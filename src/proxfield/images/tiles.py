@@ -28,7 +28,7 @@ from proxfield.core.common.arrays import Array
 from proxfield.core.common.checks import whole_numbers
 from proxfield.core.common.memory import return_freed_arrays
 from proxfield.core.common.records import Record
-from proxfield.core.jobs import Part, check_jobs, run_jobs, slots_of, threads_per_item
+from proxfield.core.jobs.running import Part, check_jobs, run_jobs, slots_of, threads_per_item
 from proxfield.errors import InputError, InputWarning, shown
 from proxfield.images.densecrf import divided
 from proxfield.images.inputs import confidence_note

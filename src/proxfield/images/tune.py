@@ -15,7 +15,7 @@ import numpy as np
 
 from proxfield.core.common.records import Record
 from proxfield.core.filters import FILTERS
-from proxfield.core.jobs import Workers, open_workers, slots_of, threads_per_item
+from proxfield.core.jobs.running import Workers, open_workers, slots_of, threads_per_item
 from proxfield.errors import InputError, InputWarning, shown
 from proxfield.images.inputs import CONFIDENCE, check_confidence, confidence_note
 from proxfield.images.metrics import Counts, find_metric

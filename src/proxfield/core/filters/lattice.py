@@ -346,7 +346,7 @@ class LatticeFilter(HostPlan):
 
     def apply(self, values: Floats) -> Floats:
         with threads_for(self.row.size * values.shape[1]):
-            if values.shape[1] > 1:
+            if values.shape[1] != 1:
                 return self._apply(values)
             rows = np.empty(self.n_rows, dtype=values.dtype)
             spare = np.empty((2, self.n_vertices + 1), dtype=values.dtype)

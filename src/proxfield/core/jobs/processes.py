@@ -31,7 +31,7 @@ from proxfield._version import __version__
 from proxfield.core.common.extras import import_extra
 from proxfield.core.common.interrupts import deferred
 from proxfield.core.common.logs import log
-from proxfield.core.jobs import (
+from proxfield.core.jobs.running import (
     ClusterError,
     LostWorkerError,
     Workers,

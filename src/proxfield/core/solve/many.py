@@ -16,7 +16,7 @@ from proxfield.core.common.records import Record
 from proxfield.core.engines.numba.pack import is_binary
 from proxfield.core.engines.plan import Update
 from proxfield.core.engines.registry import placed, program_for
-from proxfield.core.jobs import run_jobs, slots_of, threads_per_item
+from proxfield.core.jobs.running import run_jobs, slots_of, threads_per_item
 from proxfield.core.solve.infer import finish, infer_one
 from proxfield.core.solve.loop import run_together
 from proxfield.core.solve.request import Request, Start, choose_kernels, device_memory, on_gpu
