@@ -12,9 +12,8 @@ from contextlib import AbstractContextManager
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
-from proxfield.core.common.arrays import Floats
+from proxfield.core.common.arrays import Doubles, Floats
 from proxfield.core.devices.cuda import need, torch, triton
 from proxfield.core.devices.tensors import Tensor, TorchDevice, TorchDtype
 from proxfield.core.filters.geometry import Blur
@@ -405,11 +404,11 @@ class DeviceFilter(HostPlan):
         gradient, totals = self.plan.pull(*given)
         return gradient.cpu().numpy(), totals.cpu().numpy()
 
-    def diagonal(self) -> NDArray[np.float64]:
+    def diagonal(self) -> Doubles:
         return self._diagonal
 
     @cached_property
-    def _diagonal(self) -> NDArray[np.float64]:
+    def _diagonal(self) -> Doubles:
         return np.asarray(self.plan.diagonal().cpu().numpy(), dtype=np.float64)
 
 
