@@ -12,8 +12,6 @@ from proxfield.core.common.arrays import Array, Doubles, Floats, Ints
 from proxfield.core.engines.base import Program, State, softmax
 from proxfield.core.engines.numba import binary, chains, loops
 from proxfield.core.engines.numba import pack as packing
-from proxfield.core.engines.numba.binary import BinaryArrays, BinaryPack
-from proxfield.core.engines.numba.chains import BLOCK, Cooling
 from proxfield.core.engines.numba.cpu import CpuProgram, CpuState
 from proxfield.core.engines.reference import TINY, ReferenceState
 from proxfield.core.lowering.lowered import FieldGraph, Lowered, make_forests
@@ -38,7 +36,7 @@ class BinaryProgram(CpuProgram):
     """Binary variables and Ising couplings: one number per variable."""
 
     marginal_chains = chains.binary_chains
-    pack: BinaryPack  # type: ignore[assignment]
+    pack: binary.BinaryPack  # type: ignore[assignment]
 
     def _build(self) -> None:
         lowered = self.lowered
@@ -50,7 +48,7 @@ class BinaryProgram(CpuProgram):
         self.work = self.n + 2 * edges
 
     @cached_property
-    def sweep_pack(self) -> BinaryPack:  # type: ignore[override]
+    def sweep_pack(self) -> binary.BinaryPack:  # type: ignore[override]
         """The field with all edges in rows, under the same padding as ``pack``."""
         if len(self.pack.distance) == 0:
             return self.pack
@@ -68,7 +66,7 @@ class BinaryProgram(CpuProgram):
             gone = np.isinf(self.lowered.unary[2 * i : 2 * (i + packing.CHUNK)])
             pending |= bool((some[gone] > TINY).any())
         spare = [np.zeros(self.n, dtype=self.dtype) for _ in range(5)]
-        return State(CpuState(BinaryArrays(v, a, *spare), pending=pending))
+        return State(CpuState(binary.BinaryArrays(v, a, *spare), pending=pending))
 
     @property
     def _inside(self) -> slice:
@@ -201,7 +199,7 @@ class BinaryProgram(CpuProgram):
         return arrays.g.astype(np.float64)
 
     @cached_property
-    def _coupling(self) -> tuple[BinaryPack, BinaryArrays]:
+    def _coupling(self) -> tuple[binary.BinaryPack, binary.BinaryArrays]:
         """The field without the bias, and a state for it."""
         pack = self.pack._replace(bias=np.zeros_like(self.pack.bias))
         return pack, self.start(np.full(2 * self.n, 0.5)).arrays.arrays
@@ -215,8 +213,8 @@ class BinaryProgram(CpuProgram):
         one = arrays[:, self._inside].astype(np.float64) + 0.5
         return np.stack([1.0 - one, one], axis=2).reshape(len(arrays), -1)
 
-    def _draw(self, schedule: Cooling, arrays: Floats, forests: Any) -> None:
-        room = np.empty((len(arrays), 4, max(self.n, BLOCK)))
+    def _draw(self, schedule: chains.Cooling, arrays: Floats, forests: Any) -> None:
+        room = np.empty((len(arrays), 4, max(self.n, chains.BLOCK)))
         chains.draw_binary(self.sweep_pack, forests, arrays, schedule, room)
 
     def _pack_forests(self, count: int, usable: NDArray[np.bool_]) -> Any:

@@ -290,7 +290,8 @@ class BatchProgram(Batch[Update, BatchState]):
             if state.pending.any():
                 state.pending[:] = False
                 state.slot.numbers[:, board.CONSTANT] = self.pack.constants
-        return [_join(rows) for rows in pieces]
+        none = [Rows(np.zeros(0), np.zeros(0))]
+        return [Rows.joined(rows or none) for rows in pieces]
 
     @cached_property
     def unfused(self) -> BatchProgram:
@@ -512,9 +513,3 @@ class BatchProgram(Batch[Update, BatchState]):
         """F of each field at the marginals that `marginals_each` gives, in float64.  # (fields,)"""
         f = self.look(self.tensor(state, torch.float64))[0].cpu().numpy()
         return np.where(state.pending, np.inf, f)
-
-
-def _join(rows: list[Rows]) -> Rows:
-    rows = rows or [Rows(np.zeros(0), np.zeros(0))]
-    f, change = (np.concatenate([getattr(r, k) for r in rows]) for k in ("free_energy", "change"))
-    return Rows(f, change, rows[-1].period2)

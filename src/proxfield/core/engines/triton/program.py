@@ -191,10 +191,7 @@ class GpuProgram(Program):
         visit = self._visit_on_host if self.lowered.extras else self._visit
         energies, changes = [], []
         for _ in range(n):
-            order = plan.variables
-            if plan.shuffle is not None:
-                order = plan.shuffle.permutation(order)
-            f, change = visit(s, plan, order)
+            f, change = visit(s, plan, plan.drawn())
             energies.append(f)
             changes.append(change)
             s.pending[:] = False  # F exists from the first sweep on

@@ -115,9 +115,6 @@ class PlainPlan(Plan):
         ones = self.features.new_ones((self.images, self.n, 1))
         return ones if self.batched else ones[0]
 
-    def diagonal(self) -> Tensor:
-        return self.ones()[..., 0]
-
     def apply(self, values: Tensor) -> Tensor:
         folded = self._fold(values)
         if self.stored is not None:  # K is symmetric, and narrow times wide is faster
@@ -189,9 +186,6 @@ class TritonPlan(PerImage):
         # a copy, so that what happens to the tensor doesn't matter; centered for precision
         points = features - features.mean(dim=1, keepdim=True)
         super().__init__(points, [ExactPlan(f, TOLERANCE) for f in points])
-
-    def diagonal(self) -> Tensor:
-        return self.ones()[..., 0]
 
 
 def torch_threads() -> AbstractContextManager[object]:

@@ -25,7 +25,6 @@ from proxfield.core.engines.triton.device_pack import power_of_two
 from proxfield.core.engines.triton.sweeps import sweep_kernels as kernels
 from proxfield.core.engines.triton.sweeps.sweep_kernels import Turns, VisitKind
 from proxfield.core.lowering.lowered import Lowered
-from proxfield.core.lowering.merging import compressed_rows
 
 if TYPE_CHECKING:
     from proxfield.core.engines.triton.sweeps.chains import DeviceForests
@@ -116,7 +115,7 @@ class Sweeper:
 
     @cached_property
     def _neighbors(self) -> tuple[Ints, NDArray[np.int32]]:
-        return neighbor_rows(self.lowered)
+        return self.lowered.neighbor_rows()
 
     @cached_property
     def colors(self) -> VisitOrder:
@@ -294,15 +293,6 @@ def level_of(row: Ints, column: NDArray[np.int32], order: Ints) -> Ints:
             highest = max(highest, level[column[e]])
         level[i] = highest + 1
     return level
-
-
-def neighbor_rows(lowered: Lowered) -> tuple[Ints, NDArray[np.int32]]:
-    """Who shares a term with whom, in compressed rows.  # (n + 1,), (ends,)"""
-    layout = lowered.layout
-    none = np.zeros((0, 2), dtype=np.int64)
-    pairs = np.concatenate([none, *(t.neighbors(layout) for t in lowered.terms)])
-    row, column, _ = compressed_rows(layout.n_vars, pairs, [])
-    return row, column
 
 
 def grouped(variables: Ints, group: Ints, degree: Ints) -> tuple[Ints, Ints]:
