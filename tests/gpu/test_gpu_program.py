@@ -276,9 +276,9 @@ def test_stops_at_the_right_iteration(name: str, form: str | None) -> None:
 
 @direct
 def test_more_rows_than_the_device_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    from proxfield.core.engines.triton import batch
+    from proxfield.core.engines.triton import device_pack
 
-    monkeypatch.setattr(batch, "CAPACITY", 3)
+    monkeypatch.setattr(device_pack, "CAPACITY", 3)
     for name in (BINARY[0], GENERAL[0]):
         lowered = lowered_of(name)
         compare(lowered, adaptive_plan(lowered), "float64", None, 9)

@@ -21,8 +21,9 @@ from proxfield.core.compiled.graphs import greedy_colors
 from proxfield.core.compiled.math import uniforms
 from proxfield.core.engines.plan import Chains, Order
 from proxfield.core.engines.reference import ReferenceProgram
-from proxfield.core.engines.triton.sweeps.sweeps import grouped, level_of, neighbor_rows
+from proxfield.core.engines.triton.sweeps.sweeps import grouped, level_of
 from proxfield.core.lowering.lowered import Lowered
+from proxfield.core.terms.base import expectation
 
 EXACT = {"float64": 1e-10, "float32": 2e-5}
 """How far marginals may be from the reference's."""
@@ -127,7 +128,7 @@ def test_random_orders_and_temperatures(name: str, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("name", SOME)
 def test_color_groups(name: str) -> None:
     lowered = lowered_of(name)
-    colors = greedy_colors(*neighbor_rows(lowered))
+    colors = greedy_colors(*lowered.neighbor_rows())
     order = np.argsort(colors, kind="stable")
     starts = np.concatenate([[0], np.cumsum(np.bincount(colors))])
     compare_sweeps(lowered, Order(torch.tensor(order), starts), "float64", sweeps=3)
@@ -135,7 +136,7 @@ def test_color_groups(name: str) -> None:
 
 @direct
 def test_levels_keep_the_order() -> None:
-    row, column = neighbor_rows(grid_field(6, 7).lower())
+    row, column = grid_field(6, 7).lower().neighbor_rows()
     order = np.random.default_rng(0).permutation(42)
     level = level_of(row, column, order)
     rank = np.argsort(order)
@@ -177,7 +178,7 @@ def test_many_blocks(dtype: str) -> None:
     """More variables in a group than one program takes."""
     for field in (grid_field(9, 30), field_of_all(140)):
         lowered = field.lower()
-        row, column = neighbor_rows(lowered)
+        row, column = lowered.neighbor_rows()
         colors = greedy_colors(row, column)
         assert np.bincount(colors).max() > sweeper_of(lowered).working.block
         order, starts = grouped(np.arange(lowered.layout.n_vars), colors, np.diff(row))
@@ -251,7 +252,9 @@ def test_descent_by_colors_never_rises() -> None:
         lowered = field.lower()
         sweeper = sweeper_of(lowered)
         q = tensor(sweeper, start_of(lowered))
-        energies = [ReferenceProgram(lowered)._energy(numpy(q))]
+        start = numpy(q)
+        energies = [lowered.constant + expectation(start, lowered.unary)]
+        energies[0] += sum(t.energy(lowered.layout, start) for t in lowered.terms)
         for _ in range(6):
             q = sweeper.descend(q, 1)
             assert set(numpy(q).tolist()) == {0.0, 1.0}

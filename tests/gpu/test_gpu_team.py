@@ -155,7 +155,7 @@ def test_some_fields_stay_and_some_are_empty() -> None:
 def test_many_updates_in_several_launches_and_a_slot_used_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from proxfield.core.engines.triton import batch as module
+    from proxfield.core.engines.triton import device_pack as module
 
     monkeypatch.setattr(module, "CAPACITY", 3)
     fields, plan = grids(9, 7), plan_of(Kind.MOMENTUM, 81 + 49)

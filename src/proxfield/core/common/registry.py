@@ -45,10 +45,6 @@ class Registry(UserDict[str, T]):
         found = (name for name, known in entries.items() if known in (entry, place(entry)))
         return next(found, None)
 
-    def place_of(self, name: str) -> str | None:
-        """Where the entry of a name is, if it has been added; nothing is imported."""
-        return place(self.data[name]) if name in self.data else self.places.get(name)
-
     def __repr__(self) -> str:
         return f"Registry({', '.join(self)})"
 

@@ -40,6 +40,12 @@ class Rows:
     def __len__(self) -> int:
         return len(self.change)
 
+    @classmethod
+    def joined(cls, rows: list[Rows]) -> Rows:
+        """Those of some updates after another as one."""
+        f = np.concatenate([r.free_energy for r in rows])
+        return cls(f, np.concatenate([r.change for r in rows]), rows[-1].period2)
+
 
 @dataclass
 class State:

@@ -17,9 +17,8 @@ from contextlib import nullcontext
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
-from proxfield.core.common.arrays import Array
+from proxfield.core.common.arrays import Array, Doubles, Floats, Ints
 from proxfield.core.compiled.jit import is_ready
 from proxfield.core.engines.base import Program, Rows, State
 from proxfield.core.engines.numba.cpu import DESCENT as DESCENT
@@ -28,7 +27,6 @@ from proxfield.core.engines.numba.programs import compile_cpu, sparse_program
 from proxfield.core.engines.plan import Chains, Custom, Explored, Order, Plan
 from proxfield.core.engines.reference import ReferenceProgram, ReferenceState
 from proxfield.core.lowering.lowered import Lowered
-from proxfield.core.terms.base import Floats, Ints
 
 SWITCH = "PROXFIELD_LAZY"
 """Environment variable: 0 compiles kernels at once, so that results have the same bits as later."""
@@ -134,10 +132,10 @@ class LazyProgram(Program):
     def start(self, q: Floats) -> State:
         return (self.compiled if self.pays else self.reference).start(q)
 
-    def marginals(self, state: State) -> NDArray[np.float64]:
+    def marginals(self, state: State) -> Doubles:
         return self._of(state).marginals(state)
 
-    def marginals_at(self, state: State, entries: Ints) -> NDArray[np.float64]:
+    def marginals_at(self, state: State, entries: Ints) -> Doubles:
         return self._of(state).marginals_at(state, entries)
 
     def free_energy(self, state: State) -> float:
@@ -148,11 +146,11 @@ class LazyProgram(Program):
         with Spent():
             return self._of(state).residual(state)
 
-    def gradient(self, q: Floats) -> NDArray[np.float64]:
+    def gradient(self, q: Floats) -> Doubles:
         with Spent():
             return (self.compiled if self.pays else self.reference).gradient(q)
 
-    def couple(self, v: Floats) -> NDArray[np.float64]:
+    def couple(self, v: Floats) -> Doubles:
         """W v, as of binary programs; for fields of Ising couplings alone.  # (n,)"""
         ising = self.lowered.ising
         assert ising is not None
@@ -190,7 +188,7 @@ class LazyProgram(Program):
             state.arrays = self.compiled.resumed(state.arrays, plan)
         return self.compiled.advance(state, plan, n, tol, trace)
 
-    def descend(self, labels: Floats, sweeps: int) -> NDArray[np.float64]:
+    def descend(self, labels: Floats, sweeps: int) -> Doubles:
         visits = self.layout.n_vars * min(sweeps, USUAL_ROUNDS)
         if self.pays or self._seconds(visits) > PATIENCE:
             return self.compiled.descend(labels, sweeps)

@@ -185,6 +185,10 @@ class Order:
     shuffle: np.random.Generator | None = None
     inverse_temperature: float = 1.0
 
+    def drawn(self) -> Ints:
+        """The order of one sweep."""
+        return self.variables if self.shuffle is None else self.shuffle.permutation(self.variables)
+
 
 UpdateFunction = Callable[[Floats, Floats, Floats, dict[str, Any]], Floats]
 

@@ -14,7 +14,6 @@ from proxfield.core.common.arrays import Array
 from proxfield.core.compiled.math import uniforms
 from proxfield.core.engines import plan as plans
 from proxfield.core.engines.base import Program, Rows, State, slack, softmax
-from proxfield.core.engines.plan import Kind
 from proxfield.core.lowering.lowered import Forests, Lowered, graph_of, make_forests
 from proxfield.core.terms.base import Doubles, Floats, Ints, expectation
 
@@ -135,10 +134,7 @@ class ReferenceProgram(Program):
 
     def _sweep(self, s: ReferenceState, plan: plans.Order) -> float:
         self.need_visits(plan)
-        variables = plan.variables
-        if plan.shuffle is not None:
-            variables = plan.shuffle.permutation(variables)
-        for i in variables:
+        for i in plan.drawn():
             at = self.at[i]
             g = plan.inverse_temperature * self.gradient(s.q)[at]
             if np.isinf(g).all():
@@ -348,22 +344,22 @@ def moved(
     """
     kind, g1, g2, eps = plan.kind, plan.gamma1, plan.gamma2, plan.epsilon
     residual = theta - target
-    if kind == Kind.PROXIMAL:
+    if kind == plans.Kind.PROXIMAL:
         return theta - step * residual
-    if kind == Kind.MEAN:
+    if kind == plans.Kind.MEAN:
         return target
-    if kind == Kind.MOMENTUM:
+    if kind == plans.Kind.MOMENTUM:
         s.u = g1 * s.u + (1 - g1) * residual
         return theta - step * s.u
-    if kind == Kind.MOMENTUM_PRINTED:
+    if kind == plans.Kind.MOMENTUM_PRINTED:
         s.u = g1 * s.u + (1 - g1) * target
         return theta - step * (theta - s.u)
-    if kind == Kind.ADAM:
+    if kind == plans.Kind.ADAM:
         residual = center(residual)
         s.u = g1 * s.u + (1 - g1) * residual
         s.v = g2 * s.v + (1 - g2) * residual**2
         return theta - step * (s.u / (s.v**0.5 + eps))
-    if kind == Kind.ADAM_PRINTED:
+    if kind == plans.Kind.ADAM_PRINTED:
         target = center(target)
         s.u = g1 * s.u + (1 - g1) * target
         s.v = (1 - g2) * s.v + g2 * target**2

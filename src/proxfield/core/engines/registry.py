@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, NamedTuple
 
 from proxfield.core.devices.base import DEVICES, Device, find
@@ -114,8 +114,7 @@ def compile_program(
     if dtype == "float64" and not place.device.has_double:
         place = placed("cpu")
     where = {"device": place.device.handle()} if place.engine.torch else {}
-    module, _, name = place.engine.maker.partition(":")
-    make = getattr(import_module(f"proxfield.core.engines.{module}"), name)
+    make = resolve_name(f"proxfield.core.engines.{place.engine.maker}")
     program: Program = make(lowered, dtype, threads=threads, **where)
     return program
 

@@ -7,8 +7,8 @@ It follows the class hierarchy. A term without an implementation is computed thr
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from importlib import import_module
 from inspect import getattr_static
+from pkgutil import resolve_name
 from typing import Any, TypeVar, overload
 
 from proxfield.core.engines.registry import ENGINES
@@ -150,8 +150,7 @@ def implementation(term: Term, kernels: str) -> Maker | None:
             return None
         given = entry[0]
         if isinstance(given, str):
-            module, _, name = given.partition(":")
-            given = getattr(import_module(module), name)
+            given = resolve_name(given)
         maker: Maker = given
         accepts: Callable[[Term], bool] | None = getattr(maker, "accepts", None)
         return maker if accepts is None or accepts(term) else None

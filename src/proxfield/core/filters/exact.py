@@ -48,9 +48,6 @@ class ExactFilter(HostPlan):
             square += (column[:, None] - column[None, :]) ** 2
         return np.exp(-0.5 * square)
 
-    def diagonal(self) -> NDArray[np.float64]:
-        return np.ones(len(self.features))
-
 
 @parallel_kernel
 def exact_filter(features: Floats, values: Floats, out: Floats) -> None:

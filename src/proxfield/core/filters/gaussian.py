@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from proxfield.core.common.arrays import Array, Floats, Pixels
-from proxfield.core.filters.plan import SMALLEST_MASS, check_features, choose, make_filter
+from proxfield.core.filters import plan as plans
 from proxfield.errors import InputError, shown
 
 Shape = tuple[int, ...]
+RECTANGULAR = "in one rectangular array"
 
 
 def gaussian_filter(
@@ -70,9 +71,9 @@ def gaussian_filter(
             values, features, sigma=sigma, at=at, normalize=normalize, filter=filter
         )
     given = read_values(values, dtype)
-    where = real_numbers(features, "features")
-    others = None if at is None else real_numbers(at, "at")
-    choose(filter, 0)
+    where = plans.real_numbers(features, "features", RECTANGULAR)
+    others = None if at is None else plans.real_numbers(at, "at", RECTANGULAR)
+    plans.choose(filter, 0)
     shape = check_shapes(given.shape, where.shape, None if others is None else others.shape)
     width = read_sigma(sigma, where.shape[-1])
     points = _points(where, width)
@@ -93,29 +94,18 @@ def gaussian_filter(
 
         limit = thread_count(threads)
     with limit:
-        plan = make_filter(choose(filter, len(points)), points)
+        plan = plans.make_filter(plans.choose(filter, len(points)), points)
         out: Floats = plan.apply(source)[here]
         if normalize:
             weight = np.zeros((len(points), 1))
             weight[:n] = 1.0
-            out /= plan.apply(weight)[here] + SMALLEST_MASS
+            out /= plan.apply(weight)[here] + plans.SMALLEST_MASS
     return out.reshape(shape)
-
-
-def real_numbers(values: ArrayLike, what: str) -> Pixels:
-    """Real numbers of any type as an array."""
-    try:
-        out = np.asarray(values)
-        if out.dtype.kind not in "fiub":
-            raise TypeError
-    except (TypeError, ValueError):
-        raise InputError(f"{what} must be real numbers in one rectangular array") from None
-    return out
 
 
 def read_values(values: ArrayLike, dtype: str | None) -> Floats:
     """Finite numbers in float32 or float64."""
-    out = real_numbers(values, "values")
+    out = plans.real_numbers(values, "values", RECTANGULAR)
     if dtype is None:
         single = out.dtype in (np.dtype(np.float32), np.dtype(np.float16))
         dtype = "float32" if single else "float64"
@@ -171,4 +161,4 @@ def _points(features: Pixels, sigma: NDArray[np.float64]) -> Floats:
     with np.errstate(over="ignore"):
         scaled = features.astype(kind) / sigma.astype(kind)
     count = int(np.prod(features.shape[:-1]))
-    return check_features(scaled.reshape(count, features.shape[-1]))
+    return plans.check_features(scaled.reshape(count, features.shape[-1]))

@@ -6,13 +6,13 @@ And the plans of the host by name.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.core.common.arrays import Array, Floats
+from proxfield.core.common.arrays import Array, Floats, Pixels
 from proxfield.core.filters.geometry import Blur
 from proxfield.errors import InputError, UnsupportedError, shown
 
@@ -43,9 +43,9 @@ class Plan(ABC):
     def apply(self, values: Array) -> Array:
         """K @ values, in the values' floating-point type.  # (..., n, c) -> (..., n, c)"""
 
-    @abstractmethod
     def diagonal(self) -> Array:
         """K_ii, the weight of each point's message to itself.  # (..., n)"""
+        return self.ones()[..., 0]  # exactly, of a Gaussian
 
     @abstractmethod
     def ones(self) -> Array:
@@ -100,16 +100,22 @@ class HostPlan(Plan):
         return np.ones((self.n, 1))
 
 
-def check_features(features: ArrayLike) -> Floats:
-    """Features as finite float32 or float64 numbers, one row per point.  # (n, d)"""
+def real_numbers(values: ArrayLike, what: str, shape: str) -> Pixels:
+    """Real numbers of any type as an array; the message for others says of which ``shape``."""
     try:
-        out = np.asarray(features)
+        out = np.asarray(values)
         if out.dtype.kind not in "fiub":
             raise TypeError
-        single = out.dtype == np.float32
-        out = np.ascontiguousarray(out, dtype=np.float32 if single else np.float64)
     except (TypeError, ValueError):
-        raise InputError("features must be real numbers of shape (points, features)") from None
+        raise InputError(f"{what} must be real numbers {shape}") from None
+    return out
+
+
+def check_features(features: ArrayLike) -> Floats:
+    """Features as finite float32 or float64 numbers, one row per point.  # (n, d)"""
+    given = real_numbers(features, "features", "of shape (points, features)")
+    single = given.dtype == np.float32
+    out = np.ascontiguousarray(given, dtype=np.float32 if single else np.float64)
     if out.ndim != 2:
         raise InputError(f"features must have shape (points, features), not {out.shape}")
     if not 1 <= out.shape[1] <= MAX_DIMENSIONS:
@@ -129,9 +135,9 @@ def check_features(features: ArrayLike) -> Floats:
     return out
 
 
-FILTERS: dict[str, tuple[str, str]] = {
-    "exact": ("proxfield.core.filters.exact", "ExactFilter"),
-    "lattice": ("proxfield.core.filters.lattice", "LatticeFilter"),
+FILTERS: dict[str, str] = {
+    "exact": "proxfield.core.filters.exact:ExactFilter",
+    "lattice": "proxfield.core.filters.lattice:LatticeFilter",
 }
 """A new filter is one module and one entry here; nothing is imported before it is asked for."""
 
@@ -152,7 +158,6 @@ def make_filter(name: str, features: ArrayLike, blur: Blur | None = None) -> Hos
     """A filter by name ("exact" or "lattice"); the lattice's blur, if it isn't to choose."""
     if name not in FILTERS:
         raise InputError(f"unknown filter {shown(name)}, expected {', '.join(FILTERS)}")
-    module, kind = FILTERS[name]
     options = {} if blur is None or name != "lattice" else {"blur": blur}
-    made: HostPlan = getattr(import_module(module), kind)(features, **options)
+    made: HostPlan = resolve_name(FILTERS[name])(features, **options)
     return made

@@ -129,11 +129,15 @@ class Lowered:
         """A greedy coloring: no two variables of one term get the same color.  # (n_vars,)"""
         from proxfield.core.compiled.graphs import greedy_colors  # imports numba
 
+        colors: Ints = greedy_colors(*self.neighbor_rows())
+        return colors
+
+    def neighbor_rows(self) -> tuple[Ints, NDArray[np.int32]]:
+        """Who shares a term with whom, in compressed rows.  # (n + 1,), (ends,)"""
         none = np.zeros((0, 2), dtype=np.int64)
         pairs = np.concatenate([none, *(t.neighbors(self.layout) for t in self.terms)])
         row, column, _ = compressed_rows(self.layout.n_vars, pairs, [])
-        colors: Ints = greedy_colors(row, column)
-        return colors
+        return row, column
 
     def energy(self, labels: Ints) -> float:
         """Energy of a labelling of the variables that are left."""

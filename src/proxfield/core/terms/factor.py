@@ -13,16 +13,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from proxfield.core.common.arrays import Floats, Ints
-from proxfield.core.terms.base import (
-    Layout,
-    Tables,
-    Term,
-    as_floats,
-    as_indices,
-    check_scopes,
-    expectation,
-    table_index,
-)
+from proxfield.core.terms import base
+from proxfield.core.terms.base import Layout, Tables, Term
 from proxfield.errors import InputError
 
 if TYPE_CHECKING:
@@ -64,13 +56,13 @@ class Factor(Term):
         self, scopes: ArrayLike, tables: ArrayLike, index: ArrayLike | None = None
     ) -> None:
         raw = np.asarray(scopes)
-        scope = as_indices(raw[None] if raw.ndim == 1 else raw, "scopes", 2)
+        scope = base.as_indices(raw[None] if raw.ndim == 1 else raw, "scopes", 2)
         k = scope.shape[1]
         if k == 0:
             raise InputError(
                 "a factor needs at least one variable; Constant(3.0), say, is an energy without any"
             )
-        table = as_floats(tables, "a table's energies", allow_inf=True)
+        table = base.as_floats(tables, "a table's energies", allow_inf=True)
         if table.ndim == k:
             table = table[None]
         if table.ndim != k + 1:
@@ -80,7 +72,7 @@ class Factor(Term):
             )
         if self.arity is not None and k != self.arity:
             raise InputError(f"{type(self).__name__} takes {self.arity} variables a scope, not {k}")
-        which = table_index(index, len(scope), len(table), "scopes")
+        which = base.table_index(index, len(scope), len(table), "scopes")
         self._hold(scope, table, which)
 
     @property
@@ -99,7 +91,7 @@ class Factor(Term):
         return bool(self.tables.max(initial=0.0) == np.inf)
 
     def validate(self, layout: Layout) -> None:
-        check_scopes(layout, self.scopes, "scope")
+        base.check_scopes(layout, self.scopes, "scope")
         if self.scopes.size == 0:
             return
         if layout.common is not None and set(self.shape) == {layout.common}:
@@ -157,7 +149,7 @@ class Factor(Term):
 
     def energy(self, layout: Layout, q: Floats) -> float:
         at = layout.entries(self.scopes[:, 0], self.shape[0])
-        return expectation(q[at], self.messages(layout, q, 0))
+        return base.expectation(q[at], self.messages(layout, q, 0))
 
     def curvature(self, layout: Layout, late: Callable[[], bool] = lambda: False) -> Floats:
         """As in `Term`; where it is ``late``, tables get a bound that is easy to compute."""

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from proxfield.core.common.arrays import Arrays
 from proxfield.core.common.checks import whole_count
-from proxfield.core.filters import FILTERS, choose, make_filter
+from proxfield.core.filters import choose, make_filter
 from proxfield.core.filters.geometry import BLURS
 from proxfield.core.filters.operator import NORMALIZATIONS as NORMALIZATIONS
 from proxfield.core.filters.operator import Operator, product_range
@@ -88,8 +88,7 @@ class Gaussian(Term):
                 f"unknown normalization {shown(normalization)}, expected one of: "
                 f"{', '.join(NORMALIZATIONS)}"
             )
-        if filter not in ("auto", *FILTERS):
-            raise InputError(f"unknown filter {shown(filter)}, expected auto, {', '.join(FILTERS)}")
+        choose(filter, 0)
         if blur is not None and blur not in BLURS:
             raise InputError(f"unknown blur {shown(blur)}, expected None, {', '.join(BLURS)}")
         self.blur = blur

@@ -91,7 +91,7 @@ def saveable_as(term: T, kind: str | None) -> T:
     if not (isinstance(term, type) and issubclass(term, Term)):
         raise InputError(f"saveable takes a class of terms, not {shown(term)}")
     name = getattr(term, "name", term.__name__) if kind is None else kind
-    there = KINDS.place_of(name)
+    there = place(KINDS.data[name]) if name in KINDS.data else KINDS.places.get(name)
     if there not in (None, place(term)):  # a notebook's cell may run again
         known = there.replace(":", ".")
         raise InputError(

@@ -10,15 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from proxfield.core.common.arrays import Arrays, Floats, Ints
-from proxfield.core.terms.base import (
-    Layout,
-    Tables,
-    Term,
-    as_floats,
-    as_indices,
-    check_scopes,
-    expectation,
-)
+from proxfield.core.terms import base
+from proxfield.core.terms.base import Layout, Tables, Term
 from proxfield.errors import InputError, shown
 
 if TYPE_CHECKING:
@@ -43,7 +36,7 @@ class Constant(Term):
 
     def __post_init__(self) -> None:
         object.__setattr__(
-            self, "value", float(as_floats(self.value, "a constant", allow_inf=True))
+            self, "value", float(base.as_floats(self.value, "a constant", allow_inf=True))
         )
 
     def validate(self, layout: Layout) -> None:
@@ -97,12 +90,12 @@ class Unary(Term):
     given: Ints | None
 
     def __init__(self, energies: ArrayLike, variables: ArrayLike | None = None) -> None:
-        table = as_floats(energies, "unary energies", allow_inf=True, share_single=True)
+        table = base.as_floats(energies, "unary energies", allow_inf=True, share_single=True)
         if table.ndim != 2:
             raise InputError(
                 f"unary energies must have shape (variables, labels), not {table.shape}"
             )
-        which = None if variables is None else as_indices(variables, "variables", 1)
+        which = None if variables is None else base.as_indices(variables, "variables", 1)
         self._hold(table, which)
         if which is not None and len(which) != len(table):
             raise InputError(f"{len(table)} rows of energies for {len(which)} variables")
@@ -120,7 +113,7 @@ class Unary(Term):
             )
         if self._covers(layout) and layout.common == self.energies.shape[1]:
             return
-        check_scopes(layout, self.variables[:, None], "unary row")
+        base.check_scopes(layout, self.variables[:, None], "unary row")
         want = layout.cardinalities[self.variables]
         wrong = np.flatnonzero(want != self.energies.shape[1])
         if len(wrong):
@@ -144,7 +137,7 @@ class Unary(Term):
 
     def energy(self, layout: Layout, q: Floats) -> float:
         at = layout.entries(self.variables, self.energies.shape[1])
-        return expectation(q[at], self.energies)
+        return base.expectation(q[at], self.energies)
 
     def curvature(self, layout: Layout) -> Floats:
         return np.zeros(layout.n_vars)

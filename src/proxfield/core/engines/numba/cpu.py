@@ -274,13 +274,7 @@ class CpuProgram(Program):
         if isinstance(plan, plans.Order):
             self.need_visits(plan)
         if s.pending and n > 1:  # the first update clears impossible labels; F exists from then on
-            first = self.advance(state, plan, 1, tol, trace)
-            rest = self.advance(state, plan, n - 1, tol, trace)
-            return Rows(
-                np.concatenate([first.free_energy, rest.free_energy]),
-                np.concatenate([first.change, rest.change]),
-                rest.period2,
-            )
+            return Rows.joined([self.advance(state, plan, k, tol, trace) for k in (1, n - 1)])
         averages = isinstance(plan, plans.Update) and plan.kind.averages_marginals
         s.natural = n > 0 and not averages
         with jit.thread_count(self.threads):
@@ -444,7 +438,7 @@ class CpuProgram(Program):
         else:
             order = plan.variables[None]
             if plan.shuffle is not None and n > 0:
-                order = np.stack([plan.shuffle.permutation(plan.variables) for _ in range(n)])
+                order = np.stack([plan.drawn() for _ in range(n)])
             done, f = loops.sweep(
                 *self._fields(self.sweep_pack), self._buffer(s), s.arrays.theta, h, order, tol,
                 plan.inverse_temperature, f, energies, changes,
@@ -476,10 +470,8 @@ class CpuProgram(Program):
                 back = np.inf if earlier is None else np.abs(new - earlier).max(initial=0.0)
                 period2 = float(back) / plan.step
             else:
-                new, order = q.copy(), plan.variables
-                if plan.shuffle is not None:
-                    order = plan.shuffle.permutation(order)
-                self.visiting.sweep(new, order, plan.inverse_temperature)
+                new = q.copy()
+                self.visiting.sweep(new, plan.drawn(), plan.inverse_temperature)
                 with np.errstate(divide="ignore"):
                     self._set(s, -np.log(new))
             moved = float(np.abs(new - q).max(initial=0.0)) / getattr(plan, "step", 1.0)

@@ -22,7 +22,6 @@ from proxfield.core.engines.base import Program, Rows, State
 from proxfield.core.engines.numba import dense, dense_views
 from proxfield.core.engines.numba.cpu import CpuProgram, CpuState, Known, totals
 from proxfield.core.engines.numba.dense import Damping, DenseArrays, DensePack, How, Own
-from proxfield.core.engines.numba.dense_views import Views, together
 from proxfield.core.engines.numba.general import GeneralArrays, GeneralPack
 from proxfield.core.engines.numba.kinds import Motion
 from proxfield.core.engines.numba.pack import Plain, on_cpu, pack_general
@@ -52,7 +51,7 @@ def is_dense(lowered: Lowered) -> bool:
 
 def on_lattice(term: Term) -> TypeGuard[Gaussian]:
     """Whether this is a term that the dense kernels filter with a lattice."""
-    return implementation(term, "cpu") is Views
+    return implementation(term, "cpu") is dense_views.Views
 
 
 class DenseProgram(CpuProgram):
@@ -74,7 +73,7 @@ class DenseProgram(CpuProgram):
         self.tail = self.layout.n_vars - self.n
         self.work = 2**62  # always worth threads
         with thread_count(self.threads):
-            self.views = Views(self.terms, self.labels, self.dtype, self.threads)
+            self.views = dense_views.Views(self.terms, self.labels, self.dtype, self.threads)
         self.n_blocks = len(self.views.chunks.run) - 1
         taken = [t for t in self.terms if not t.self_message]
         tables = [t.compatibility(self.labels) for t in taken]
@@ -346,7 +345,7 @@ class DenseProgram(CpuProgram):
         del up
         fresh = [np.empty_like(r) for r in rows]
         spare = [np.empty((2, v.filter.n_vertices + 1), dtype=self.dtype) for v in self.views]
-        if self.views.few and self.views.separable:  # which are blurred together
+        if self.views.few and self.views.separable:  # which are blurred dense_views.together
             shape = len(self.views.separable), 2, self.views.most
             spare.append(np.empty(shape, dtype=self.dtype))
         parts = np.zeros(self.n_blocks)
@@ -354,7 +353,7 @@ class DenseProgram(CpuProgram):
             self.views.blur_one(rows, spare)
             dense_views.advance_pair(
                 self.dense_pack.unary, q, self.views.chunks, self.views.lattices(rows),
-                together(fresh), tol < 0, tol < 0 and done < n, parts,
+                dense_views.together(fresh), tol < 0, tol < 0 and done < n, parts,
             )  # fmt: skip
             rows, fresh = fresh, rows
             changes[done - 1] = parts.max()  # NaN stays NaN

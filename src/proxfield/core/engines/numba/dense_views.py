@@ -80,7 +80,19 @@ class Views:
     ) -> None:
         self.labels, self.dtype, self.threads = labels, dtype, threads
         self.views = [view for term in terms for view in self._views(term)]
-        self._share_chunks(terms[0].n_points)
+        # all lattices have the same chunks of pixels: blocks of the image if any has those
+        width = max(v.filter.width for v in self.views)
+        most = min(lattice.chunk_size(v.filter.row.shape[1] - 1) for v in self.views)
+        self.chunks = lattice.make_chunks(terms[0].n_points, width, most)
+        """Which pixels are handled together."""
+        found: dict[int, Any] = {}  # of each filter: a term may have two views of one
+        for view in self.views:
+            mine = view.filter
+            same = zip(mine.chunks, self.chunks, strict=True)
+            if not all(np.array_equal(a, b) for a, b in same):
+                if id(mine) not in found:
+                    found[id(mine)] = mine.regrouped(width, most)
+                view.filter = found[id(mine)]
         self.longest = int(sum(np.diff(v.filter.chunk) for v in self.views).max())
         """Rows of the largest chunk, of all lattices together."""
         self.separable = [v for v in self.views if isinstance(v.filter.blurring, Separable)]
@@ -107,21 +119,6 @@ class Views:
             none = np.empty((0, padded(self.labels)), dtype=self.dtype)
             out.append(View(term.filter, inward, outward, table, none))
         return out
-
-    def _share_chunks(self, n: int) -> None:
-        """Let all lattices have the same chunks of pixels: blocks of the image if any has those."""
-        width = max(v.filter.width for v in self.views)
-        most = min(lattice.chunk_size(v.filter.row.shape[1] - 1) for v in self.views)
-        self.chunks = lattice.make_chunks(n, width, most)
-        """Which pixels are handled together."""
-        found: dict[int, Any] = {}  # of each filter: a term may have two views of one
-        for view in self.views:
-            mine = view.filter
-            same = zip(mine.chunks, self.chunks, strict=True)
-            if not all(np.array_equal(a, b) for a, b in same):
-                if id(mine) not in found:
-                    found[id(mine)] = mine.regrouped(width, most)
-                view.filter = found[id(mine)]
 
     def lattices(self, rows: list[Floats] | None = None) -> LatticeArrays:
         """What the kernels read.

@@ -11,17 +11,8 @@ from numpy.typing import NDArray
 from proxfield.core.common.arrays import Array, Doubles, Floats, Ints
 from proxfield.core.engines.base import Program, State, softmax
 from proxfield.core.engines.numba import binary, chains, loops
-from proxfield.core.engines.numba.binary import BinaryArrays, BinaryPack
-from proxfield.core.engines.numba.chains import BLOCK, Cooling
+from proxfield.core.engines.numba import pack as packing
 from proxfield.core.engines.numba.cpu import CpuProgram, CpuState
-from proxfield.core.engines.numba.pack import (
-    CHUNK,
-    BinaryCpuTerm,
-    add_gradients,
-    binary_constant,
-    is_binary,
-    pack_binary,
-)
 from proxfield.core.engines.reference import TINY, ReferenceState
 from proxfield.core.lowering.lowered import FieldGraph, Lowered, make_forests
 
@@ -38,44 +29,44 @@ def compile_cpu(lowered: Lowered, dtype: str = "float64", threads: int | None = 
 
 def sparse_program(lowered: Lowered) -> type[CpuProgram]:
     """The class of programs for a field that isn't dense."""
-    return BinaryProgram if is_binary(lowered) else CpuProgram
+    return BinaryProgram if packing.is_binary(lowered) else CpuProgram
 
 
 class BinaryProgram(CpuProgram):
     """Binary variables and Ising couplings: one number per variable."""
 
     marginal_chains = chains.binary_chains
-    pack: BinaryPack  # type: ignore[assignment]
+    pack: binary.BinaryPack  # type: ignore[assignment]
 
     def _build(self) -> None:
         lowered = self.lowered
-        self.pack = pack_binary(lowered, self.dtype, rows_only=False)
-        self.constant = binary_constant(lowered)
+        self.pack = packing.pack_binary(lowered, self.dtype, rows_only=False)
+        self.constant = packing.binary_constant(lowered)
         self.n = self.layout.n_vars
         self.n_blocks = -(-self.n // binary.BLOCK)
         edges = 0 if lowered.ising is None else lowered.ising.n_edges
         self.work = self.n + 2 * edges
 
     @cached_property
-    def sweep_pack(self) -> BinaryPack:  # type: ignore[override]
+    def sweep_pack(self) -> binary.BinaryPack:  # type: ignore[override]
         """The field with all edges in rows, under the same padding as ``pack``."""
         if len(self.pack.distance) == 0:
             return self.pack
-        rows = pack_binary(self.lowered, self.dtype, rows_only=True)
+        rows = packing.pack_binary(self.lowered, self.dtype, rows_only=True)
         return rows._replace(bias=self.pack.bias)  # which `set_bias` may have written to
 
     def start(self, q: Floats) -> State:
         v = np.zeros((2, self.n + 2 * self.pack.pad), dtype=self.dtype)
         inside, a = v[:, self._inside], np.empty(self.n, dtype=self.dtype)
         pending = False
-        for i in range(0, self.n, CHUNK):  # no temporary arrays of all variables
-            some, here = q[2 * i : 2 * (i + CHUNK)], slice(i, i + CHUNK)
+        for i in range(0, self.n, packing.CHUNK):  # no temporary arrays of all variables
+            some, here = q[2 * i : 2 * (i + packing.CHUNK)], slice(i, i + packing.CHUNK)
             inside[:, here] = some[1::2] - 0.5
             a[here] = np.log(np.maximum(some[::2], TINY)) - np.log(np.maximum(some[1::2], TINY))
-            gone = np.isinf(self.lowered.unary[2 * i : 2 * (i + CHUNK)])
+            gone = np.isinf(self.lowered.unary[2 * i : 2 * (i + packing.CHUNK)])
             pending |= bool((some[gone] > TINY).any())
         spare = [np.zeros(self.n, dtype=self.dtype) for _ in range(5)]
-        return State(CpuState(BinaryArrays(v, a, *spare), pending=pending))
+        return State(CpuState(binary.BinaryArrays(v, a, *spare), pending=pending))
 
     @property
     def _inside(self) -> slice:
@@ -95,8 +86,8 @@ class BinaryProgram(CpuProgram):
     def marginals(self, state: State) -> Doubles:
         s: CpuState = state.arrays
         out = np.empty((self.n, 2))
-        for i in range(0, self.n, CHUNK):
-            here = slice(i, i + CHUNK)
+        for i in range(0, self.n, packing.CHUNK):
+            here = slice(i, i + packing.CHUNK)
             out[here, 0], out[here, 1] = self._both(s, here)
         if not s.pending:
             out[self.pack.clamped, 1] = self.pack.clamp < 0
@@ -162,18 +153,18 @@ class BinaryProgram(CpuProgram):
     def _add_extras(self, s: CpuState) -> float:
         """Binary fields: ``g`` holds the difference between the labels."""
         total, q = 0.0, None
-        quick = [own for own in self.extras if isinstance(own, BinaryCpuTerm)]
+        quick = [own for own in self.extras if isinstance(own, packing.BinaryCpuTerm)]
         if quick:  # one number of each variable is enough
             logs = np.empty(self.n)
             binary.log_first(self.pack, s.arrays, s.phase, s.natural, logs)
             for own in quick:
                 total += own.add_binary_gradient(logs, s.arrays.g)
         for term in self.extras:
-            if isinstance(term, BinaryCpuTerm):
+            if isinstance(term, packing.BinaryCpuTerm):
                 continue
             q = self.marginals(State(s)) if q is None else q
             g = np.zeros(self.layout.size, dtype=self.dtype)
-            total += add_gradients([term], q, g)
+            total += packing.add_gradients([term], q, g)
             s.arrays.g[:] += g[1::2] - g[::2]
         return total
 
@@ -208,7 +199,7 @@ class BinaryProgram(CpuProgram):
         return arrays.g.astype(np.float64)
 
     @cached_property
-    def _coupling(self) -> tuple[BinaryPack, BinaryArrays]:
+    def _coupling(self) -> tuple[binary.BinaryPack, binary.BinaryArrays]:
         """The field without the bias, and a state for it."""
         pack = self.pack._replace(bias=np.zeros_like(self.pack.bias))
         return pack, self.start(np.full(2 * self.n, 0.5)).arrays.arrays
@@ -222,8 +213,8 @@ class BinaryProgram(CpuProgram):
         one = arrays[:, self._inside].astype(np.float64) + 0.5
         return np.stack([1.0 - one, one], axis=2).reshape(len(arrays), -1)
 
-    def _draw(self, schedule: Cooling, arrays: Floats, forests: Any) -> None:
-        room = np.empty((len(arrays), 4, max(self.n, BLOCK)))
+    def _draw(self, schedule: chains.Cooling, arrays: Floats, forests: Any) -> None:
+        room = np.empty((len(arrays), 4, max(self.n, chains.BLOCK)))
         chains.draw_binary(self.sweep_pack, forests, arrays, schedule, room)
 
     def _pack_forests(self, count: int, usable: NDArray[np.bool_]) -> Any:

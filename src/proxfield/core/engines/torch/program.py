@@ -225,9 +225,7 @@ class TorchProgram(Program):
     def _sweep(self, s: TorchState, plan: planned.Order) -> float:
         """Groups of variables that don't interact, or single ones, one after another."""
         self.need_visits(plan)
-        variables = plan.variables
-        if plan.shuffle is not None:
-            variables = plan.shuffle.permutation(variables)
+        variables = plan.drawn()
         bounds = np.arange(len(variables) + 1) if plan.starts is None else plan.starts
         order = torch.as_tensor(np.ascontiguousarray(variables), device=self.device)
         s.q, s.theta = s.q.clone(), s.theta.clone()  # the state before is still needed
@@ -295,8 +293,7 @@ class Recorder(TorchProgram):
         self, s: TorchState, plan: planned.Update | planned.Order, f: Tensor | None = None
     ) -> Tensor:
         if isinstance(plan, planned.Order) and plan.shuffle is not None:
-            drawn = plan.shuffle.permutation(plan.variables)
-            plan = replace(plan, variables=drawn, shuffle=None)
+            plan = replace(plan, variables=plan.drawn(), shuffle=None)
         self.kept += [getattr(s, name) for name in kept_names(plan)]
         self.plans.append(plan)
         return super().update(s, plan, f)

@@ -16,20 +16,9 @@ from proxfield.core.devices.cuda import find_device, torch
 from proxfield.core.devices.tensors import Tensor, TorchDevice, TorchDtype
 from proxfield.core.engines.base import ROUNDING_FACTOR, Batch, Rows, slack
 from proxfield.core.engines.plan import Update
+from proxfield.core.engines.triton import device_pack
 from proxfield.core.engines.triton.binary_pack import BinaryTensors
-from proxfield.core.engines.triton.device_pack import (
-    CAPACITY,
-    BatchState,
-    Graphs,
-    Joined,
-    Natural,
-    Slot,
-    Tensors,
-    V,
-    download,
-    from_numpy,
-    upload,
-)
+from proxfield.core.engines.triton.device_pack import BatchState, Slot
 from proxfield.core.engines.triton.general_pack import GeneralTensors
 from proxfield.core.engines.triton.planes_pack import PlaneTensors, suits
 from proxfield.core.engines.triton.update import binary, board
@@ -69,10 +58,10 @@ class BatchProgram(Batch[Update, BatchState]):
     ) -> None:  # fmt: skip
         self.device = find_device(device)
         self.dtype = dtype
-        self.joined = Joined(lowereds)
-        self.tensors = Tensors(dtype, self.device)
+        self.joined = device_pack.Joined(lowereds)
+        self.tensors = device_pack.Tensors(dtype, self.device)
         self.binary = self.joined.binary
-        self.natural = Natural(self.joined, self.device)
+        self.natural = device_pack.Natural(self.joined, self.device)
         self.pack: BinaryTensors | GeneralTensors | PlaneTensors
         if self.binary:
             self.pack = BinaryTensors(self.joined, self.tensors, form)
@@ -100,7 +89,7 @@ class BatchProgram(Batch[Update, BatchState]):
         self._exact: BatchProgram | None = None
         self.version = 0
         """Which unary energies these are: how often there were other ones."""
-        self.set_unary(from_numpy(self.joined.unary))
+        self.set_unary(device_pack.from_numpy(self.joined.unary))
         self._make_terms = terms
         self.terms = terms(dtype) if terms else []
         self.capturable = all(getattr(term, "capturable", False) for term in self.terms)
@@ -131,8 +120,8 @@ class BatchProgram(Batch[Update, BatchState]):
             step=torch.ones(n, **own),
             safe=torch.ones(n, **own),
             parts=torch.zeros((max(1, self.pack.n_blocks), 2), **real),
-            out=torch.zeros((2, self.fields, CAPACITY), **real),
-            graphs=Graphs(device, bool(self.terms)),
+            out=torch.zeros((2, self.fields, device_pack.CAPACITY), **real),
+            graphs=device_pack.Graphs(device, bool(self.terms)),
         )
         self._slots.add(slot)
         slot.numbers[:, board.CONSTANT] = self.pack.constants
@@ -144,7 +133,7 @@ class BatchProgram(Batch[Update, BatchState]):
     def start(self, q: Sequence[Floats]) -> BatchState:
         """A state at the marginals of each field."""
         arrays = [np.asarray(each) for each in q] or [np.zeros(0)]
-        return self.start_from(upload(arrays, self.device).to(torch.float64))
+        return self.start_from(device_pack.upload(arrays, self.device).to(torch.float64))
 
     def start_from(self, q: Tensor) -> BatchState:
         """A state at the marginals of all fields, as one tensor.  # (size,)"""
@@ -209,7 +198,7 @@ class BatchProgram(Batch[Update, BatchState]):
         )
         return gaps, roundings
 
-    def _by_field(self, values: NDArray[V]) -> list[NDArray[V]]:
+    def _by_field(self, values: NDArray[device_pack.V]) -> list[NDArray[device_pack.V]]:
         """Entries of all fields as those of each."""
         return [values[a:b] for a, b in pairwise(self.entry_bounds)]
 
@@ -252,7 +241,7 @@ class BatchProgram(Batch[Update, BatchState]):
 
     def marginals_each(self, state: BatchState) -> list[NDArray[np.float64]]:
         """Marginals of each field, on the host."""
-        return self._by_field(download(self.tensor(state, torch.float64)))
+        return self._by_field(device_pack.download(self.tensor(state, torch.float64)))
 
     # ---- updates ----
 
@@ -289,7 +278,7 @@ class BatchProgram(Batch[Update, BatchState]):
             return [Rows(np.array([np.nan]), np.zeros(1), 0.0) for _ in range(self.fields)]
         while active.any():
             # the first update clears impossible labels; F exists from then on
-            some = 1 if state.pending.any() else min(left, CAPACITY)
+            some = 1 if state.pending.any() else min(left, device_pack.CAPACITY)
             self._upload(state, plan, some, tol, active)
             self._launch(state.slot, plan, trace or plan.watches, some)
             found = self._fetch(state, plan, some)
@@ -301,7 +290,8 @@ class BatchProgram(Batch[Update, BatchState]):
             if state.pending.any():
                 state.pending[:] = False
                 state.slot.numbers[:, board.CONSTANT] = self.pack.constants
-        return [_join(rows) for rows in pieces]
+        none = [Rows(np.zeros(0), np.zeros(0))]
+        return [Rows.joined(rows or none) for rows in pieces]
 
     @cached_property
     def unfused(self) -> BatchProgram:
@@ -343,11 +333,11 @@ class BatchProgram(Batch[Update, BatchState]):
             slot.plan = plan
             slot.flat = plan.search is None and bool((plan.step == plan.step[0]).all())
             if not slot.flat and plan.search is None:
-                slot.step.copy_(from_numpy(plan.step))
+                slot.step.copy_(device_pack.from_numpy(plan.step))
             if plan.adaptive:
                 safe = plan.step if plan.fallback is None else plan.fallback
-                slot.step.copy_(from_numpy(plan.step))
-                slot.safe.copy_(from_numpy(safe))
+                slot.step.copy_(device_pack.from_numpy(plan.step))
+                slot.safe.copy_(device_pack.from_numpy(safe))
         for name in plan.kind.moment_names:
             self._moment(slot, name)
 
@@ -485,7 +475,7 @@ class BatchProgram(Batch[Update, BatchState]):
                 # the same program: no coupling was rounded to float32
                 self._exact = out = copy.copy(self)
                 out.__dict__.pop("unfused", None)
-                out.dtype, out.tensors = "float64", Tensors("float64", self.device)
+                out.dtype, out.tensors = "float64", device_pack.Tensors("float64", self.device)
                 out.pack = pack.retyped(out.tensors)
                 out._pool, out._slots, out._exact = [], WeakSet(), None
             else:
@@ -523,9 +513,3 @@ class BatchProgram(Batch[Update, BatchState]):
         """F of each field at the marginals that `marginals_each` gives, in float64.  # (fields,)"""
         f = self.look(self.tensor(state, torch.float64))[0].cpu().numpy()
         return np.where(state.pending, np.inf, f)
-
-
-def _join(rows: list[Rows]) -> Rows:
-    rows = rows or [Rows(np.zeros(0), np.zeros(0))]
-    f, change = (np.concatenate([getattr(r, k) for r in rows]) for k in ("free_energy", "change"))
-    return Rows(f, change, rows[-1].period2)

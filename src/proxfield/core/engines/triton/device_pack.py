@@ -20,7 +20,6 @@ from proxfield.core.engines.numba.pack import is_binary
 from proxfield.core.engines.plan import Kind, Update
 from proxfield.core.engines.triton.update import kinds
 from proxfield.core.engines.triton.update.board import FieldStatus
-from proxfield.core.engines.triton.update.kinds import Movement, RuleForm
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.terms.base import Floats, Ints
 
@@ -289,10 +288,10 @@ class Slot:
             self.step, self.safe, self.parameters, self.stride,
         )  # fmt: skip
 
-    def movement(self, rule: RuleForm) -> Movement:
+    def movement(self, rule: kinds.RuleForm) -> kinds.Movement:
         """What a rule moves with; moments that it doesn't keep are left out."""
         moments = (self.u if rule.kind in FIRST else None, self.v if rule.kind in SECOND else None)
-        return Movement(*moments, self.step, self.safe, self.parameters)
+        return kinds.Movement(*moments, self.step, self.safe, self.parameters)
 
 
 @dataclass

@@ -6,14 +6,13 @@ import copy
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from proxfield.core.devices.cuda import torch
 from proxfield.core.devices.tensors import Tensor, TorchDtype
 from proxfield.core.engines.triton.device_pack import Blocks, Joined, Slot, Tensors, power_of_two
 from proxfield.core.engines.triton.update import general
 from proxfield.core.engines.triton.update.kinds import RuleForm
-from proxfield.core.terms.base import Floats, Ints
+from proxfield.core.terms.base import Doubles, Floats, Ints
 
 T = TypeVar("T")
 
@@ -37,9 +36,7 @@ OWN_LABELS = 16
 """Labels up to which a thread holds those of a variable."""
 
 
-def agreements_of(
-    joined: Joined, constants: NDArray[np.float64]
-) -> tuple[Ints, Ints, NDArray[np.float64]]:
+def agreements_of(joined: Joined, constants: Doubles) -> tuple[Ints, Ints, Doubles]:
     """Energies w·[x_i = x_j] in both directions; each field's constants are added to.
 
     Of each the variable where it is wanted, the other one, and the weight.

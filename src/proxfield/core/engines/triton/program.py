@@ -13,9 +13,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from proxfield.core.common.arrays import Array
+from proxfield.core.common.arrays import Array, Doubles, Floats, Ints
 from proxfield.core.devices.cuda import find_device, torch
 from proxfield.core.devices.tensors import Tensor, TorchDevice
 from proxfield.core.engines.base import Program, Rows, State, Tangent, softmax
@@ -26,7 +25,6 @@ from proxfield.core.engines.triton.binary_pack import BinaryTensors
 from proxfield.core.engines.triton.device_pack import BatchState, from_numpy
 from proxfield.core.filters.torch.plans import DeviceFilter
 from proxfield.core.lowering.lowered import Lowered
-from proxfield.core.terms.base import Floats, Ints
 
 if TYPE_CHECKING:
     from proxfield.core.engines.triton.sweeps.sweeps import Sweeper
@@ -119,14 +117,14 @@ class GpuProgram(Program):
         """The state's marginals on the device, in the program's type.  # (size,)"""
         return self.batch.tensor(state.arrays)
 
-    def marginals(self, state: State) -> NDArray[np.float64]:
+    def marginals(self, state: State) -> Doubles:
         return self.batch.marginals_each(state.arrays)[0]
 
     _visiting: VisitingSweeps | None = None
     _located: tuple[Ints, Tensor] | None = None
     """The last argument of `marginals_at`, and the same on the device."""
 
-    def marginals_at(self, state: State, entries: Ints) -> NDArray[np.float64]:
+    def marginals_at(self, state: State, entries: Ints) -> Doubles:
         if self._located is None or self._located[0] is not entries:
             self._located = entries, from_numpy(entries).to(self.device)
         q = self.batch.tensor(state.arrays, torch.float64)
@@ -193,10 +191,7 @@ class GpuProgram(Program):
         visit = self._visit_on_host if self.lowered.extras else self._visit
         energies, changes = [], []
         for _ in range(n):
-            order = plan.variables
-            if plan.shuffle is not None:
-                order = plan.shuffle.permutation(order)
-            f, change = visit(s, plan, order)
+            f, change = visit(s, plan, plan.drawn())
             energies.append(f)
             changes.append(change)
             s.pending[:] = False  # F exists from the first sweep on
@@ -236,7 +231,7 @@ class GpuProgram(Program):
         q = q.to(torch.float64)
         return q / self.batch.natural.sums(q)
 
-    def descend(self, labels: Floats, sweeps: int) -> NDArray[np.float64]:
+    def descend(self, labels: Floats, sweeps: int) -> Doubles:
         self.need_sweeps()
         q = from_numpy(np.asarray(labels, dtype=np.float64)).to(self.device)
         q = self._sweeper.descend(q.to(self.batch.tensors.dtype), sweeps)
@@ -279,7 +274,7 @@ class GpuProgram(Program):
             s.known = self.batch.version, float(self.batch.free_energy_each(s)[0])
         return s.known[1]
 
-    def gradient(self, q: Floats) -> NDArray[np.float64]:
+    def gradient(self, q: Floats) -> Doubles:
         values = from_numpy(np.asarray(q, dtype=np.float64)).to(self.device)
         return np.asarray(self.batch.look(values)[1].cpu().numpy())
 
@@ -309,7 +304,7 @@ class DeviceProducts:
         """An array of the host on the device."""
         return from_numpy(np.asarray(values, dtype=np.float64)).to(self.device)
 
-    def get(self, values: Tensor) -> NDArray[np.float64]:
+    def get(self, values: Tensor) -> Doubles:
         """A vector as an array of the host."""
         return np.asarray(values.cpu().numpy())
 

@@ -12,14 +12,7 @@ from proxfield.core.devices.cuda import need_torch, torch
 from proxfield.core.devices.tensors import AutogradContext, Tensor, TorchDtype
 from proxfield.core.filters.gaussian import check_shapes, read_sigma
 from proxfield.core.filters.plan import SMALLEST_MASS, choose
-from proxfield.core.filters.torch.ops import (
-    Op,
-    nothing_saved,
-    plain_precision,
-    refuse,
-    require_device,
-    require_tensor,
-)
+from proxfield.core.filters.torch import ops
 from proxfield.core.filters.torch.plans import PLANS
 from proxfield.errors import InputError
 
@@ -71,10 +64,10 @@ def gaussian_filter(
     named = {"values": values, "features": features, "at": at}
     tensors = {name: x for name, x in named.items() if x is not None}
     for name, x in tensors.items():
-        require_tensor(x, name)
+        ops.require_tensor(x, name)
         if not x.is_floating_point():
             raise InputError(f"{name} must be a floating-point tensor, not {x.dtype}")
-        require_device(x, name, values, "values")
+        ops.require_device(x, name, values, "values")
     choose(filter, 0)
     if not batch:
         tensors = {name: x[None] for name, x in tensors.items()}
@@ -124,7 +117,7 @@ def working_dtype(dtype: TorchDtype) -> TorchDtype:
 
 
 def _filter(features: Tensor, values: Tensor, filter: str) -> Tensor:
-    with plain_precision(values):
+    with ops.plain_precision(values):
         if values.numel() == 0:
             return torch.zeros_like(values)
         return PLANS.get(features, filter).apply(values)
@@ -169,7 +162,7 @@ def _filter_jvp(
 
 def _pull(features: Tensor, a: Tensor, b: Tensor, filter: str) -> Tensor:
     """The gradient of Σ_ij k_ij a_i·b_j with respect to the features."""
-    with plain_precision(features):
+    with ops.plain_precision(features):
         if a.numel() == 0:
             return torch.zeros_like(features)
         return PLANS.get(features, filter).pull(a, b)[0]
@@ -182,16 +175,17 @@ def _diagonal(features: Tensor, filter: str) -> Tensor:
     return PLANS.get(features, filter).diagonal().to(features.dtype, copy=True)
 
 
-FILTER = Op(
+FILTER = ops.Op(
     "gaussian_filter", "(Tensor features, Tensor values, str filter) -> Tensor",
     _filter, lambda features, values, filter: values.new_empty(values.shape),
     _filter_context, _filter_backward, images=((1,), (0,), (True,)), jvp=_filter_jvp,
 )  # fmt: skip
-PULL = Op(
+PULL = ops.Op(
     "gaussian_filter_pull", "(Tensor features, Tensor a, Tensor b, str filter) -> Tensor",
-    _pull, lambda features, a, b, filter: features.new_empty(features.shape), nothing_saved, refuse,
+    _pull, lambda features, a, b, filter: features.new_empty(features.shape),
+    ops.nothing_saved, ops.refuse,
 )  # fmt: skip
-DIAGONAL = Op(
+DIAGONAL = ops.Op(
     "gaussian_diagonal", "(Tensor features, str filter) -> Tensor",
     _diagonal, lambda features, filter: features.new_empty(features.shape[:2]),
     lambda ctx, inputs, output: ctx.save_for_forward(output),

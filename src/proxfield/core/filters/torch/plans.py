@@ -12,9 +12,8 @@ from contextlib import AbstractContextManager
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
-from proxfield.core.common.arrays import Floats
+from proxfield.core.common.arrays import Doubles, Floats
 from proxfield.core.devices.cuda import need, torch, triton
 from proxfield.core.devices.tensors import Tensor, TorchDevice, TorchDtype
 from proxfield.core.filters.geometry import Blur
@@ -116,9 +115,6 @@ class PlainPlan(Plan):
         ones = self.features.new_ones((self.images, self.n, 1))
         return ones if self.batched else ones[0]
 
-    def diagonal(self) -> Tensor:
-        return self.ones()[..., 0]
-
     def apply(self, values: Tensor) -> Tensor:
         folded = self._fold(values)
         if self.stored is not None:  # K is symmetric, and narrow times wide is faster
@@ -190,9 +186,6 @@ class TritonPlan(PerImage):
         # a copy, so that what happens to the tensor doesn't matter; centered for precision
         points = features - features.mean(dim=1, keepdim=True)
         super().__init__(points, [ExactPlan(f, TOLERANCE) for f in points])
-
-    def diagonal(self) -> Tensor:
-        return self.ones()[..., 0]
 
 
 def torch_threads() -> AbstractContextManager[object]:
@@ -405,11 +398,11 @@ class DeviceFilter(HostPlan):
         gradient, totals = self.plan.pull(*given)
         return gradient.cpu().numpy(), totals.cpu().numpy()
 
-    def diagonal(self) -> NDArray[np.float64]:
+    def diagonal(self) -> Doubles:
         return self._diagonal
 
     @cached_property
-    def _diagonal(self) -> NDArray[np.float64]:
+    def _diagonal(self) -> Doubles:
         return np.asarray(self.plan.diagonal().cpu().numpy(), dtype=np.float64)
 
 

@@ -242,9 +242,6 @@ class ExactPlan(Plan):
     def ones(self) -> Tensor:
         return torch.ones((self.n, 1), device=self.device)
 
-    def diagonal(self) -> Tensor:
-        return self.ones()[:, 0]
-
     def pull(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         """See `Plan.pull`. Errors are about 1e-3 of the sums of absolute values.
 

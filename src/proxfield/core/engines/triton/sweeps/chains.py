@@ -30,6 +30,7 @@ from proxfield.core.engines.numba.general_chains import pack_general_forests
 from proxfield.core.engines.numba.pack import pack_general
 from proxfield.core.engines.plan import Chains, Explored
 from proxfield.core.engines.reference import usable_in_forests
+from proxfield.core.engines.triton.sweeps import sweeps as single
 from proxfield.core.engines.triton.sweeps.sweep_kernels import (
     Luck,
     VisitKind,
@@ -40,14 +41,7 @@ from proxfield.core.engines.triton.sweeps.sweep_kernels import (
     uniform,
     visit,
 )
-from proxfield.core.engines.triton.sweeps.sweeps import (
-    CHECK_EVERY,
-    THREADS,
-    Sweeper,
-    VisitOrder,
-    grouped,
-    level_of,
-)
+from proxfield.core.engines.triton.sweeps.sweeps import Sweeper, VisitOrder
 from proxfield.core.lowering.lowered import FORESTS, graph_of, make_forests
 from proxfield.core.terms.base import Ints
 
@@ -288,11 +282,11 @@ def _explore(
             )
         # take impossible labels out of the starts, and draw
         labels = sweeper.working.labels
-        block = max(1, THREADS // labels)
+        block = max(1, single.THREADS // labels)
         with launching(sweeper.device):
             begin[(-(-sweeper.n // block), count)](
                 q, luck, sweeper.n, sweeper.size, sweeper.energies, BV=block, L=labels,
-                num_warps=THREADS // 32, num_stages=1,
+                num_warps=single.THREADS // 32, num_stages=1,
             )  # fmt: skip
         by_forests = chains.drawn & chains.forests
         if by_forests.any():
@@ -350,8 +344,8 @@ def _polish(
         polished.add_((betas[0] > 0).to(torch.int64))
         betas.mul_(turns.parts[..., 1].amax(1) > chains.tol)  # those that have settled rest
 
-    for first in range(0, chains.polish, CHECK_EVERY):
-        repeat(step, min(CHECK_EVERY, chains.polish - first), len(visits.parts), sweeper)
+    for first in range(0, chains.polish, single.CHECK_EVERY):
+        repeat(step, min(single.CHECK_EVERY, chains.polish - first), len(visits.parts), sweeper)
         if not bool(betas.any()):
             break
 
@@ -399,8 +393,9 @@ class DeviceForests:
         self.longest = max(1, int(np.diff(ends[made.start]).max(initial=1)))
         rest = made.rest.astype(np.int64)
         row, column = sweeper._neighbors
-        level = level_of(row, column, rest)[rest]
-        ordered, rest_start = grouped(np.arange(len(rest)), level, np.zeros(len(rest), np.int64))
+        level = single.level_of(row, column, rest)[rest]
+        alike = np.zeros(len(rest), dtype=np.int64)
+        ordered, rest_start = single.grouped(np.arange(len(rest)), level, alike)
         levels = np.array(len(rest_start) - 1 if len(rest) else 0)
         put = partial(torch.tensor, device=sweeper.device)
 

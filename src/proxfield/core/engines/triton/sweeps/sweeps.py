@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.core.common.arrays import Array
+from proxfield.core.common.arrays import Array, Floats, Ints
 from proxfield.core.compiled.graphs import greedy_colors
 from proxfield.core.compiled.jit import kernel
 from proxfield.core.devices.cuda import find_device, launching, torch
@@ -22,19 +22,9 @@ from proxfield.core.devices.tensors import Tensor, TorchDevice, TorchDtype
 from proxfield.core.engines.numba.general import GeneralPack
 from proxfield.core.engines.numba.pack import pack_general
 from proxfield.core.engines.triton.device_pack import power_of_two
-from proxfield.core.engines.triton.sweeps.sweep_kernels import (
-    DeviceEnergies,
-    Luck,
-    Turns,
-    VisitKind,
-    Working,
-    free_energies,
-    visit_group,
-    visit_in_turn,
-)
+from proxfield.core.engines.triton.sweeps import sweep_kernels as kernels
+from proxfield.core.engines.triton.sweeps.sweep_kernels import Turns, VisitKind
 from proxfield.core.lowering.lowered import Lowered
-from proxfield.core.lowering.merging import compressed_rows
-from proxfield.core.terms.base import Floats, Ints
 
 if TYPE_CHECKING:
     from proxfield.core.engines.triton.sweeps.chains import DeviceForests
@@ -85,7 +75,7 @@ class Sweeper:
         rows = min(power_of_two(pack.scratch), 16) if larger else 1
         edges = min(degree, 4) if agree else 1
         block = max(WORKING_SET // (labels * max(edges, theirs, rows)), THREADS // labels, 1)
-        self.working = Working(
+        self.working = kernels.Working(
             agree, tables, larger, self.layout.common is None, min(THREADS, block), labels, edges,
             theirs, rows,
         )  # fmt: skip
@@ -93,7 +83,7 @@ class Sweeper:
         alone = min(degree, max(1, 512 // labels), 32) if agree else 1
         self.turn_working = self.working._replace(block=1, edges=alone)
 
-    def _upload(self, pack: GeneralPack) -> tuple[DeviceEnergies, TorchDtype]:
+    def _upload(self, pack: GeneralPack) -> tuple[kernels.DeviceEnergies, TorchDtype]:
         """The field on the device, and the type of its indices."""
         cards = np.diff(pack.offset)
         here = np.repeat(np.arange(self.n), np.diff(pack.agree_row))
@@ -121,11 +111,11 @@ class Sweeper:
 
         ints = {name: up(array, index) for name, array in whole.items()}
         floats = {k: up(getattr(pack, k), self.dtype) for k in ("unary", "agree_weight", "table")}
-        return DeviceEnergies(**ints, **floats), index
+        return kernels.DeviceEnergies(**ints, **floats), index
 
     @cached_property
     def _neighbors(self) -> tuple[Ints, NDArray[np.int32]]:
-        return neighbor_rows(self.lowered)
+        return self.lowered.neighbor_rows()
 
     @cached_property
     def colors(self) -> VisitOrder:
@@ -192,7 +182,7 @@ class Sweeper:
         turns = self.turns(visits, betas)
         if visits.starts is None:
             with launching(self.device):
-                visit_in_turn[(1,)](
+                kernels.visit_in_turn[(1,)](
                     q, turns, len(visits.members), self.energies,
                     MOVING=VisitKind(delta=True), WORKING=self.turn_working,
                     num_warps=1, num_stages=1,
@@ -223,14 +213,14 @@ class Sweeper:
         parts = torch.zeros((len(many), blocks), dtype=torch.float64, device=self.device)
         if parts.numel():
             with launching(self.device):
-                free_energies[(blocks, len(many))](
+                kernels.free_energies[(blocks, len(many))](
                     many, parts, blocks, self.n, self.size, self.energies, WORKING=self.working,
                     num_warps=THREADS // 32, num_stages=1,
                 )  # fmt: skip
         f = parts.sum(1) + self.constant
         return f[0] if q.ndim == 1 else f
 
-    def turns(self, visits: VisitOrder, betas: Tensor, luck: Luck | None = None) -> Turns:
+    def turns(self, visits: VisitOrder, betas: Tensor, luck: kernels.Luck | None = None) -> Turns:
         """What `visit` reads and leaves, at time 0; see `Turns`."""
         shape = (betas.shape[1], max(1, visits.parts[-1]), 2)
         parts = torch.zeros(shape, dtype=torch.float64, device=self.device)
@@ -248,7 +238,7 @@ class Sweeper:
                 blocks = visits.parts[g + 1] - visits.parts[g]
                 if blocks == 0:
                     continue
-                visit_group[(blocks, turns.betas.shape[1])](
+                kernels.visit_group[(blocks, turns.betas.shape[1])](
                     q, turns, first, visits.starts[g + 1] - first, visits.parts[g],
                     visits.parts[-1], self.n, self.size, self.energies,
                     MOVING=moving, WORKING=self.working, num_warps=THREADS // 32, num_stages=1,
@@ -303,15 +293,6 @@ def level_of(row: Ints, column: NDArray[np.int32], order: Ints) -> Ints:
             highest = max(highest, level[column[e]])
         level[i] = highest + 1
     return level
-
-
-def neighbor_rows(lowered: Lowered) -> tuple[Ints, NDArray[np.int32]]:
-    """Who shares a term with whom, in compressed rows.  # (n + 1,), (ends,)"""
-    layout = lowered.layout
-    none = np.zeros((0, 2), dtype=np.int64)
-    pairs = np.concatenate([none, *(t.neighbors(layout) for t in lowered.terms)])
-    row, column, _ = compressed_rows(layout.n_vars, pairs, [])
-    return row, column
 
 
 def grouped(variables: Ints, group: Ints, degree: Ints) -> tuple[Ints, Ints]:

@@ -8,15 +8,9 @@ import numpy as np
 from proxfield.core.devices.cuda import constexpr, jit, tl, torch
 from proxfield.core.devices.tensors import Tensor, TorchDevice
 from proxfield.core.filters.triton.segments import has_kernels
+from proxfield.core.terms import cooccurrence
 from proxfield.core.terms.base import Layout
-from proxfield.core.terms.cooccurrence import (
-    MAX_EXACT_CLASSES,
-    MAX_SWEEPS,
-    SATURATION_ENERGY,
-    Cooccurrence,
-    LatentCooccurrence,
-    envelope,
-)
+from proxfield.core.terms.cooccurrence import Cooccurrence, LatentCooccurrence
 
 MAX_CLASSES = 64
 """Maximum number of classes whose weights one program holds."""
@@ -206,7 +200,7 @@ class CooccurrenceOnDevice(_Pixels):
             self.table = torch.zeros((self.padded,) * 2, dtype=torch.float64, device=self.device)
             self.table[:m, :m] = self.weights
             # a tensor: numbers given to a kernel would be rounded to float32
-            limits = (SATURATION_ENERGY, PRECISION)
+            limits = (cooccurrence.SATURATION_ENERGY, PRECISION)
             self.limits = torch.tensor(limits, dtype=torch.float64, device=self.device)
 
     def add_gradient(self, q: Tensor, out: Tensor) -> Tensor:
@@ -222,11 +216,12 @@ class CooccurrenceOnDevice(_Pixels):
             least, gone = torch.empty_like(cost[:1]), torch.empty_like(cost)
             envelope_of[(1,)](
                 cost, self.table, rank, gone, least, self.count, self.limits,
-                M=size, EXACT=MAX_EXACT_CLASSES, SWEEPS=MAX_SWEEPS, STATES=STATES,
+                M=size, EXACT=cooccurrence.MAX_EXACT_CLASSES, SWEEPS=cooccurrence.MAX_SWEEPS,
+                STATES=STATES,
             )  # fmt: skip
             energy, off = least[0], gone[:m]
         else:
-            least, gone = envelope(absent.cpu().numpy(), self.term.weights)
+            least, gone = cooccurrence.envelope(absent.cpu().numpy(), self.term.weights)
             energy = torch.tensor(least, dtype=torch.float64, device=self.device)
             off = torch.from_numpy(gone).to(self.device)
         self._add_to_pixels(self.term.kappa * off, out)

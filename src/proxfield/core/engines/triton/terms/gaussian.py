@@ -125,8 +125,7 @@ class GaussianOnDevice:
         if self.n == 0:
             return
         self.labels = int(layout.cardinalities[term.first])
-        common = layout.common
-        start = int(layout.offsets[term.first]) if common is None else term.first * common
+        start = layout.start(term.first)
         self.at = slice(start, start + self.n * self.labels)
         self.filter = filter_of(term, double, self.device)
         self.plan = self.filter.plan
