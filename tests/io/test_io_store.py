@@ -28,7 +28,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def kinds(monkeypatch: pytest.MonkeyPatch) -> Registry[type[pf.Term]]:
     """The registry of kinds, put back afterwards."""
-    monkeypatch.setattr(registry.KINDS, "known", dict(registry.KINDS.known))
+    monkeypatch.setattr(registry.KINDS, "data", dict(registry.KINDS.data))
     return registry.KINDS
 
 

@@ -39,7 +39,7 @@ def kind_of(plan: plans.Plan) -> str:
     """A kind of work by its plan: those of a kind share kernels.
 
     Example:
-        >>> kind_of(Order(np.arange(3)))
+        >>> kind_of(plans.Order(np.arange(3)))
         'Order'
     """
     if isinstance(plan, plans.Update) and plan.search is not None:
