@@ -315,8 +315,10 @@ def test_charts_of_the_experiments() -> None:
 
     people, scenes = experiment(9.0, 4.0, 2.0), experiment(8.0, 7.0, 4.0)
     data = ReportData([], "bench", 1e-4, curves=curves)
-    assert [c.x_label for c in experiment_charts(data)] == ["seconds"]
-    data.inpainting, data.people, data.segmentation = inpainting, people, scenes
+    assert not experiment_charts(data)  # one alone
+    data.people = people
+    assert [c.x_label for c in experiment_charts(data)] == ["gradient passes", "seconds"]
+    data.inpainting, data.segmentation = inpainting, scenes
     found = experiment_charts(data)
     assert [str(c.title).split(" (")[0] for c in found] == [
         *("character inpainting", "people detection", "segmentation", "semantic segmentation"),

@@ -172,7 +172,7 @@ def segmentation_charts(results: Experiment | None) -> list[Chart]:
 
 
 def experiment_charts(data: ReportData) -> list[Chart]:
-    """The paper's Figure 3: how F falls in each experiment for which there are results."""
+    """The paper's Figure 3: how F falls in each experiment, if several have results."""
     out = [
         replace(first.charts()[1], title=f"character inpainting ({first.suite})")
         for first in (data.inpainting.curves[:1] if data.inpainting else ())
@@ -186,7 +186,8 @@ def experiment_charts(data: ReportData) -> list[Chart]:
         if c.suite == SEGMENTATION
     ]
     scenes = segmentation_charts(data.segmentation)[:1]
-    return [*out, *(replace(chart, title="semantic segmentation") for chart in scenes)]
+    out += [replace(chart, title="semantic segmentation") for chart in scenes]
+    return out if len(out) > 1 else []
 
 
 # ---- pictures ----
@@ -219,7 +220,6 @@ def save_figures(folder: str, data: ReportData) -> list[str]:
             figures[chart_id(table, "passes")] = figure
     scenes = segmentation_charts(data.segmentation)
     panels = experiment_charts(data)
-    panels = panels if len(panels) > 1 else []
     for name, wide, some in (("segmentation", 4.9, scenes), ("experiments", 4.4, panels)):
         if some:
             figures[name] = chart_figure(some, None, (wide, 4.2), share=False, names="legend")

@@ -316,7 +316,6 @@ def _segmentation(results: Experiment | None, charts: Charts) -> Record:
 
 def _panels(data: ReportData, charts: Charts) -> Record:
     some = experiment_charts(data)
-    some = some if len(some) > 1 else []
     drawn = [
         charts.draw(f"panel-{k}", "panels", chart, f"F against {chart.x_label} for {chart.title}")
         for k, chart in enumerate(some)
