@@ -18,11 +18,10 @@ from proxfield.bench.inpainting import (
     GIVEN,
     Inpainting,
     best_known,
-    count_correct,
     given_instances,
-    log_truth,
     make_inpainting_tables,
     read_model,
+    score_hole,
 )
 from proxfield.errors import InputError
 from proxfield.learn import characters
@@ -131,10 +130,11 @@ def test_accuracy_counts_hidden_pixels() -> None:
     field = pf.Field(4, 2).add(pf.Unary([[0, 9], [9, 0], [0, 1], [9, 0.0]]))
     result = pf.infer(field, "fixed")
     model = Inpainting(field, np.array([1, 2, 3]), np.array([1, 1, 1]))
-    assert count_correct(model, result) == 2
+    found = score_hole(model, result)
+    assert found["correct"] == 2
     q = np.asarray(result.marginals)
-    assert log_truth(model, result) == pytest.approx(np.log(q[[1, 2, 3], 1]).sum())
-    assert count_correct(Inpainting(field, np.array([1])), result) is None
+    assert found["log_truth"] == pytest.approx(np.log(q[[1, 2, 3], 1]).sum())
+    assert score_hole(Inpainting(field, np.array([1])), result)["correct"] is None
 
 
 def record(rule: str, digest: str, f: float, **more: Any) -> dict[str, Any]:
@@ -300,6 +300,7 @@ def test_all_experiments_share_a_folder(
 
 def test_charts_of_the_experiments() -> None:
     from proxfield.bench.charts import Curves, experiment_charts
+    from proxfield.bench.report import ReportData
     from proxfield.bench.table import Experiment, Table
     from proxfield.viz.charts import chart_figure
 
@@ -313,7 +314,12 @@ def test_charts_of_the_experiments() -> None:
         return Experiment([Table("name", "title", *about, curves=falls)])
 
     people, scenes = experiment(9.0, 4.0, 2.0), experiment(8.0, 7.0, 4.0)
-    found = experiment_charts(curves, inpainting, people, scenes)
+    data = ReportData([], "bench", 1e-4, curves=curves)
+    assert not experiment_charts(data)  # one alone
+    data.people = people
+    assert [c.x_label for c in experiment_charts(data)] == ["gradient passes", "seconds"]
+    data.inpainting, data.segmentation = inpainting, scenes
+    found = experiment_charts(data)
     assert [str(c.title).split(" (")[0] for c in found] == [
         *("character inpainting", "people detection", "segmentation", "semantic segmentation"),
     ]
@@ -321,4 +327,3 @@ def test_charts_of_the_experiments() -> None:
     assert heights == [[4.0, 0.0], [2.0, 0.0], [4.0, 0.0], [3.0, 0.0]]
     assert found[2].lines[0].x.tolist() == [0.1, 0.2] and found[1].lines[0].x.tolist() == [1, 2]
     assert len(chart_figure(found, share=False).axes) == 4
-    assert [c.x_label for c in experiment_charts(curves, None, None, None)] == ["seconds"]

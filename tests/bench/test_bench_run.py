@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import proxfield as pf
-from proxfield.bench.table import is_lowest, lowest, show
+from proxfield.bench.table import lowest, mark, show
 from proxfield.errors import UnsupportedError
 
 RULES = ("sweep", "fixed", "momentum")
@@ -87,8 +87,10 @@ def test_published_values_stand_beside_ours(invoke: Callable[..., Any], data: Pa
 
 def test_ties_are_ties_to_the_digits_shown() -> None:
     assert lowest([None, float("inf"), 2.0, 1.0]) == 1.0
-    assert is_lowest(1.0004, 1.0) and not is_lowest(1.01, 1.0)
-    assert not is_lowest(None, 1.0) and lowest([None]) is None
+    cells: list[dict[str, Any]] = [{"f": f} for f in (1.0004, 1.0, 1.01, None)]
+    mark(cells, "f", "best")
+    assert [cell["best"] for cell in cells] == [True, True, False, False]
+    assert lowest([None]) is None
 
 
 def test_a_finished_benchmark_runs_nothing_again(

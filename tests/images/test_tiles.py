@@ -17,7 +17,7 @@ import pytest
 import proxfield as pf
 from proxfield.core.filters.lattice import LatticeFilter
 from proxfield.core.filters.points import PixelPoints
-from proxfield.images import densecrf, tile_work, tiles
+from proxfield.images import tiles
 from proxfield.images.tile_work import make_grid
 from proxfield.io.windows import NewFile, NpyOutput, open_sliced
 
@@ -107,14 +107,13 @@ def test_tiles_choose_the_blurs_of_the_whole(narrow: bool, monkeypatch: Any) -> 
     width, color = (6.0, 2.0) if narrow else (20.0, 60.0)
     options = {**OPTIONS, "bilateral_sigma": width, "bilateral_color": color}
     seen: list[list[str]] = []
-    infer = densecrf.infer_dense
+    infer = pf.DenseCRF.infer
 
     def noted(crf: pf.DenseCRF, *args: Any, **kwargs: Any) -> Any:
         seen.append([term.filter.kind.name for term in crf.terms[1:]])  # type: ignore[attr-defined]
         return infer(crf, *args, **kwargs)
 
-    monkeypatch.setattr(densecrf, "infer_dense", noted)
-    monkeypatch.setattr(tile_work, "infer_dense", noted)
+    monkeypatch.setattr(pf.DenseCRF, "infer", noted)
     whole(image, p, **options)
     pf.refine_tiles(image, p, np.zeros((150, 200), np.uint8), tile=64, **options)
     assert len(seen) == 13

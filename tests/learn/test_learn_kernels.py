@@ -10,9 +10,23 @@ import reference
 from learn_cases import CASES, exact_counts, labellings, make_case
 
 import proxfield as pf
-from proxfield.learn import LOSSES, Parameters, marginal_loss, prepare, pseudo_likelihood
+from proxfield.learn import (
+    LOSSES,
+    Parameters,
+    kernels,
+    marginal_loss,
+    prepare,
+    pseudo_likelihood,
+)
 from proxfield.learn.methods import Unrolled
-from proxfield.learn.optimize import GibbsChains, add_counts
+from proxfield.learn.optimize import GibbsChains
+from proxfield.learn.structure import Structure
+
+
+def add_counts(s: Structure, x: np.ndarray, share: float, out: np.ndarray) -> None:
+    """Add ``share`` to the entry of each factor's table at a labelling of the free variables."""
+    for f in s.factors.values():
+        kernels.count_labels(f, x, share, out)
 
 
 def flat(parameters: Parameters) -> np.ndarray:

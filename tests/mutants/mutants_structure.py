@@ -383,8 +383,8 @@ LAYER = [
     Mutant(
         "layer-logits-as-energies",
         "torch/layer.py",
-        "return -logits",
-        "return logits",
+        "unary = -x\n",
+        "unary = x\n",
         "torch_layer/test_torch_layer.py::test_same_marginals_as_the_field",
         needs_torch=True,
     ),

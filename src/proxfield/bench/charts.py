@@ -105,17 +105,12 @@ def make_curves(records: Sequence[Record], runs: Iterable[Record] = ()) -> Curve
 
 
 def gap_chart(
-    x_label: str,
-    what: str,
-    points: Mapping[str, Points],
-    lowest: float,
-    title: str | None = None,
+    x_label: str, points: Mapping[str, Points], lowest: float, title: str | None
 ) -> Chart:
-    """A chart of heights above the lowest one.
+    """A chart of mean F above the lowest one.
 
     Args:
         x_label: Name of the horizontal axis.
-        what: The quantity, "mean F" for example.
         points: Position and value by method; values that aren't finite are left out.
         lowest: The lowest value, drawn at the height 0.
         title: A title.
@@ -125,8 +120,8 @@ def gap_chart(
         finite = np.array([(x, f) for x, f in some if math.isfinite(f)]).reshape(-1, 2)
         x, f = finite[:, 0], finite[:, 1]
         lines.append(Line(name, x, f - lowest, (f, x)))
-    bottom = f"lowest {what}: {show_energy(lowest)}"
-    return Chart(x_label, f"{what} − lowest", tuple(lines), (what, x_label), title, bottom)
+    bottom = f"lowest mean F: {show_energy(lowest)}"
+    return Chart(x_label, "mean F − lowest", tuple(lines), ("mean F", x_label), title, bottom)
 
 
 def lowest_of(points: Iterable[Points]) -> float:
@@ -141,7 +136,7 @@ def sensitivity_charts(figure: Sensitivity, suite: str) -> list[Chart]:
     for budget in figure.budgets:
         points = {rule: figure.curves.get((suite, rule, budget), []) for rule in PARAMETER}
         title = f"{budget_name(budget)} budget"
-        chart = gap_chart("η = 1/(1 + d)", "mean F", points, low, title)
+        chart = gap_chart("η = 1/(1 + d)", points, low, title)
         marked = (("d = L", figure.lipschitz), ("certified d", figure.certified))
         marks = tuple((label, 1 / (1 + by[suite])) for label, by in marked if suite in by)
         lines = tuple(replace(line, dots=True) for line in chart.lines)
@@ -155,7 +150,7 @@ def energy_chart(table: Table, x_label: str, title: str | None) -> Chart:
         rule: [(float(k), float(f)) for k, f in enumerate(c["free_energy"]) if k > 0]
         for rule, c in table.curves.items()
     }
-    return gap_chart(x_label, "mean F", points, lowest_of(points.values()), title)
+    return gap_chart(x_label, points, lowest_of(points.values()), title)
 
 
 def people_charts(table: Table) -> list[Chart]:
@@ -176,27 +171,23 @@ def segmentation_charts(results: Experiment | None) -> list[Chart]:
     return [energy_chart(table, "iterations", table.name) for table in tables]
 
 
-def experiment_charts(
-    curves: Sequence[Curves],
-    inpainting: Experiment | None,
-    people: Experiment | None,
-    segmentation: Experiment | None,
-) -> list[Chart]:
-    """The paper's Figure 3: how F falls in each experiment for which there are results."""
+def experiment_charts(data: ReportData) -> list[Chart]:
+    """The paper's Figure 3: how F falls in each experiment, if several have results."""
     out = [
         replace(first.charts()[1], title=f"character inpainting ({first.suite})")
-        for first in (inpainting.curves[:1] if inpainting else ())
+        for first in (data.inpainting.curves[:1] if data.inpainting else ())
     ]
-    tables = people.tables if people else []
+    tables = data.people.tables if data.people else []
     exact = [t for t in tables if t.facts["model"] == "exact" and t.curves]
     out += [energy_chart(table, PASSES, "people detection") for table in exact[:1]]
     out += [
         replace(c.charts()[1], title=f"segmentation ({c.suite})")
-        for c in curves
+        for c in data.curves
         if c.suite == SEGMENTATION
     ]
-    scenes = segmentation_charts(segmentation)[:1]
-    return [*out, *(replace(chart, title="semantic segmentation") for chart in scenes)]
+    scenes = segmentation_charts(data.segmentation)[:1]
+    out += [replace(chart, title="semantic segmentation") for chart in scenes]
+    return out if len(out) > 1 else []
 
 
 # ---- pictures ----
@@ -228,8 +219,7 @@ def save_figures(folder: str, data: ReportData) -> list[str]:
             figure = quality_figure(curves_of, f"{table.name}, {table.size}")
             figures[chart_id(table, "passes")] = figure
     scenes = segmentation_charts(data.segmentation)
-    panels = experiment_charts(data.curves, data.inpainting, data.people, data.segmentation)
-    panels = panels if len(panels) > 1 else []
+    panels = experiment_charts(data)
     for name, wide, some in (("segmentation", 4.9, scenes), ("experiments", 4.4, panels)):
         if some:
             figures[name] = chart_figure(some, None, (wide, 4.2), share=False, names="legend")

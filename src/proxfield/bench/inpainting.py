@@ -293,25 +293,19 @@ def _complete(task: Task[Inpainting], model: Inpainting, settings: Settings) -> 
     return {
         **outcome(result),
         "pixels": len(model.hidden),
-        "correct": count_correct(model, result),
-        "log_truth": log_truth(model, result),
+        **score_hole(model, result),
         "best_known": model.best_known,
     }
 
 
-def count_correct(model: Inpainting, result: Result) -> int | None:
-    """Pixels of the hole whose most probable label is the true one; None without the truth."""
+def score_hole(model: Inpainting, result: Result) -> Record:
+    """Right pixels of the hole, and Σ log q of the true labels there; None without the truth."""
     if model.truth is None:
-        return None
-    return int((np.asarray(result.marginals)[model.hidden].argmax(axis=1) == model.truth).sum())
-
-
-def log_truth(model: Inpainting, result: Result) -> float | None:
-    """Σ log q of the true labels in the hole; None without the truth."""
-    if model.truth is None:
-        return None
-    q = np.asarray(result.marginals)[model.hidden, model.truth]
-    return float(np.log(np.maximum(q, 1e-12)).sum())
+        return {"correct": None, "log_truth": None}
+    q = np.asarray(result.marginals)
+    right = q[model.hidden].argmax(axis=1) == model.truth
+    p = np.maximum(q[model.hidden, model.truth], 1e-12)
+    return {"correct": int(right.sum()), "log_truth": float(np.log(p).sum())}
 
 
 # ---- Table 2 ----

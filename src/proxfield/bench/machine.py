@@ -7,7 +7,7 @@ import platform
 import shlex
 import sys
 from datetime import datetime, timezone
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 
 import psutil
@@ -33,16 +33,16 @@ def metadata(data: str | None, threads: int) -> Record:
         "machine": {
             "processor": processor(),
             "cores": os.cpu_count(),
-            "memory_gib": memory_gib(),
+            "memory_gib": round(int(psutil.virtual_memory().total) / 2**30, 1),
             "system": f"{platform.system()} {platform.release()}",
         },
         "versions": {
             "proxfield": __version__,
             "python": platform.python_version(),
-            **{name: _version(name) for name in PACKAGES},
+            **{name: version(name) for name in PACKAGES},
         },
         # processes that compete for the cores: timings are worth little when it is high
-        "load_average": _load_average(),
+        "load_average": round(float(psutil.getloadavg()[0]), 2),
     }
 
 
@@ -62,22 +62,3 @@ def processor() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine() or "unknown"
-
-
-def memory_gib() -> float:
-    """Memory of the machine in GiB."""
-    return round(int(psutil.virtual_memory().total) / 2**30, 1)
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "unknown"
-
-
-def _load_average() -> float | None:
-    try:
-        return round(float(psutil.getloadavg()[0]), 2)
-    except (AttributeError, OSError):
-        return None

@@ -21,7 +21,6 @@ from proxfield.bench.table import (
     BEST,
     ShownValue,
     Table,
-    is_lowest,
     lowest,
     make_cells,
     mark,
@@ -225,11 +224,10 @@ def make_gaps(records: Iterable[Record], rules: Sequence[str]) -> Gaps:
                 errors = [float(r["error"]) for r in runs if r.get("error") is not None]
                 if len(errors) == len(runs):
                     row[rule]["error"] = sum(errors) / len(errors)
-        low = lowest([cell["value"] for cell in row.values()])
-        best = {rule: is_lowest(cell["value"], low) for rule, cell in row.items()}
-        tie = all(best.values()) and len(row) > 1
+        mark(list(row.values()), "value", "best")
+        tie = all(cell["best"] for cell in row.values()) and len(row) > 1
         for rule, cell in row.items():
-            cells[family, rule] = {**cell, "best": best[rule] and not tie}
+            cells[family, rule] = {**cell, "best": cell["best"] and not tie}
     means = {family: sum(some.values()) / len(some) for family, some in models.items()}
     return Gaps(tuple(rules), {f: len(n) for f, n in models.items()}, cells, means)
 

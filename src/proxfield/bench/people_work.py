@@ -123,24 +123,6 @@ def simulated_frames(
     return out
 
 
-def _folder_frames(folder: str) -> list[Instance[Frame]]:
-    path = Path(folder)
-    pom = read_pom(path / "scene.pom")
-    ground = _read_locations(path / "locations.csv", pom.n_locations)
-    scene = Scene.from_pom(pom, positions=ground)
-    if pom.input_format is None:
-        what = "no INPUT_VIEW_FORMAT, expected the names of the masks"
-        raise InputError(what, path=display_name(path / "scene.pom"))
-    files = MaskFiles(pom.resolve(pom.input_format), scene.names, pom.sizes)
-    truth = Detections.load(path / "truth.csv")
-    if not truth.frames.size:
-        raise InputError("has no frames", path=display_name(path / "truth.csv"))
-    known = fingerprint([scene_fingerprint(scene), scene.prior])
-    frames = [Frame(scene, n, partial(files.read, n), truth.at(n)) for n in truth.frames.tolist()]
-    suite = path.resolve().name
-    return [_instance(suite, f"frame {f.number}", f, known) for f in frames]
-
-
 def load_frames(folders: Sequence[str]) -> list[Instance[Frame]]:
     """Frames of folders as ``proxfield make people`` writes them; all masks are read once.
 
@@ -151,7 +133,23 @@ def load_frames(folders: Sequence[str]) -> list[Instance[Frame]]:
     names = [Path(folder).resolve().name for folder in folders]
     if len(set(names)) < len(names):
         raise InputError("--data: two folders have the same name, expected different ones")
-    return [frame for folder in folders for frame in _folder_frames(folder)]
+    out = []
+    for path, suite in zip(map(Path, folders), names, strict=True):
+        pom = read_pom(path / "scene.pom")
+        ground = _read_locations(path / "locations.csv", pom.n_locations)
+        scene = Scene.from_pom(pom, positions=ground)
+        if pom.input_format is None:
+            what = "no INPUT_VIEW_FORMAT, expected the names of the masks"
+            raise InputError(what, path=display_name(path / "scene.pom"))
+        files = MaskFiles(pom.resolve(pom.input_format), scene.names, pom.sizes)
+        truth = Detections.load(path / "truth.csv")
+        if not truth.frames.size:
+            raise InputError("has no frames", path=display_name(path / "truth.csv"))
+        known = fingerprint([scene_fingerprint(scene), scene.prior])
+        for n in truth.frames.tolist():
+            frame = Frame(scene, n, partial(files.read, n), truth.at(n))
+            out.append(_instance(suite, f"frame {n}", frame, known))
+    return out
 
 
 def _instance(suite: str, name: str, frame: Frame, known: str) -> Instance[Frame]:

@@ -24,10 +24,9 @@ from proxfield.bench.people import chart_id, show_moda
 from proxfield.bench.published import ABOUT, FULL_NAMES
 from proxfield.bench.segmentation import CLASSES
 from proxfield.bench.table import Experiment, Table, budget_name, counted, show
-from proxfield.core.common.extras import install_hint
+from proxfield.core.common.extras import import_extra, install_hint
 from proxfield.core.common.records import Record
 from proxfield.core.solve.rules.registry import RULES
-from proxfield.errors import MissingDependencyError
 from proxfield.io.files import atomic_write
 from proxfield.viz.charts import Chart, rule_style
 from proxfield.viz.page import dark_colors, page_chart, page_style
@@ -98,13 +97,10 @@ def find_environment() -> Environment:
     Raises:
         MissingDependencyError: If jinja2 or matplotlib isn't installed.
     """
-    try:
-        import jinja2
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        name = "jinja2" if "jinja2" in str(error) else "matplotlib"
-        raise MissingDependencyError(f"the report needs {name}: {install_hint('bench')}") from None
-    env = jinja2.Environment(
+    jinja2, _ = (
+        import_extra(name, f"the report needs {name}", "bench") for name in ("jinja2", "matplotlib")
+    )
+    env: Environment = jinja2.Environment(
         loader=jinja2.PackageLoader("proxfield.bench"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -319,8 +315,7 @@ def _segmentation(results: Experiment | None, charts: Charts) -> Record:
 
 
 def _panels(data: ReportData, charts: Charts) -> Record:
-    some = experiment_charts(data.curves, data.inpainting, data.people, data.segmentation)
-    some = some if len(some) > 1 else []
+    some = experiment_charts(data)
     drawn = [
         charts.draw(f"panel-{k}", "panels", chart, f"F against {chart.x_label} for {chart.title}")
         for k, chart in enumerate(some)

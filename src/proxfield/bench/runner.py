@@ -156,11 +156,7 @@ class TaskBar:
 
 
 def run_tasks(
-    tasks: Sequence[Task[ModelT]],
-    store: Store,
-    settings: Settings,
-    bar: TaskBar,
-    jobs: int | None = None,
+    tasks: Sequence[Task[ModelT]], store: Store, settings: Settings, bar: TaskBar, jobs: int | None
 ) -> list[Failure]:
     """Run the tasks that aren't stored yet, instance by instance.
 

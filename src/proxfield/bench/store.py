@@ -18,7 +18,7 @@ from typing import TextIO
 
 from proxfield.core.common.checks import is_real
 from proxfield.core.common.records import Record, plain
-from proxfield.errors import InputError
+from proxfield.errors import InputError, reason
 from proxfield.io.files import atomic_write, display_name, read_bytes
 
 FORMAT = "proxfield-bench-1"
@@ -198,8 +198,8 @@ def naming(what: str, expected: str, path: Path) -> Iterator[None]:
     except InputError:
         raise
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise InputError(f"{what} ({why}), expected {expected}", path=display_name(path)) from None
+        text = f"{what} ({reason(error)}), expected {expected}"
+        raise InputError(text, path=display_name(path)) from None
 
 
 def parse_lines(content: bytes) -> tuple[list[Record], int, int | None]:

@@ -231,8 +231,9 @@ def mark(
     """
     low = lowest([None if c[name] is None else sign * c[name] for c in column])
     low = None if low is None else sign * low
+    write = shown or show
     for cell in column:
-        cell[as_what] = is_lowest(cell[name], low, shown)
+        cell[as_what] = None not in (low, cell[name]) and write(cell[name]) == write(low)
 
 
 def counted(count: int, what: str) -> str:
@@ -271,12 +272,6 @@ def standard_error(values: Sequence[float]) -> float | None:
 def lowest(values: Sequence[float | None]) -> float | None:
     """The lowest finite value, None if there is none."""
     return min((v for v in values if v is not None and math.isfinite(v)), default=None)
-
-
-def is_lowest(value: float | None, low: float | None, shown: Shown | None = None) -> bool:
-    """Whether a value is shown as the lowest one; equal digits are a tie."""
-    write = shown or show
-    return value is not None and low is not None and write(value) == write(low)
 
 
 def show(value: float | None, digits: int = 2) -> str:

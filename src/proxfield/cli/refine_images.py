@@ -29,7 +29,6 @@ from proxfield.core.devices.base import find
 from proxfield.core.jobs.running import open_workers
 from proxfield.core.solve.history import Callback
 from proxfield.errors import InputError
-from proxfield.images import densecrf
 from proxfield.images.cooccurrence import CooccurrenceStatistics
 from proxfield.images.densecrf import DenseCRF
 from proxfield.images.inputs import confidence_note
@@ -226,7 +225,8 @@ def compute_one(
     if pair.overlay is not None and len(crf.pixels) != 2:
         raise InputError(f"an overlay needs a flat image, not {len(crf.pixels)} axes")
     # without a warning: the report says how many pixels changed, and what to try
-    result = densecrf.infer_dense(crf, **work.run, callback=callback)
+    crf.tells = False
+    result = crf.infer(**work.run, callback=callback)
     if result.status.name == "INTERRUPTED":  # never pass for finished
         raise KeyboardInterrupt
     changed = int(result.changed.sum())

@@ -152,6 +152,8 @@ class DenseCRF(Field):
     _certain_meant: bool = False
     """Whether labels were given as certain, by a confidence of 1."""
     max_iters: int | None = None
+    tells: bool = True
+    """Whether `infer` warns where no pixel changed; callers that report that don't want it."""
 
     def __init__(
         self,
@@ -418,8 +420,24 @@ class DenseCRF(Field):
             dtype: "float32" or "float64".
             **options: All other options of `proxfield.infer` and parameters of the rule.
         """
-        result = infer_dense(self, rule, init=init, max_iters=max_iters, dtype=dtype, **options)
-        if note := unchanged_note(result):
+        if not isinstance(init, str | Result) and np.shape(init) == self.shape:
+            values, axis = np.asarray(to_host(init)), self.labels_axis
+            init = (
+                mask_rows(values, self.pixels)
+                if axis is None
+                else rows(values.reshape(self.shape[-len(self.pixels) - 1 :]), axis)
+            )
+        known = False
+        if isinstance(max_iters, str):
+            if max_iters != "preset":
+                raise InputError(f"max_iters={shown(max_iters)}, expected a number or 'preset'")
+            known = self.max_iters is not None  # files of older versions don't say
+            max_iters = self.max_iters if known else PUBLISHED_UPDATES
+        found = infer(self, rule, init=init, max_iters=max_iters, dtype=dtype, **options)
+        if known and found.status is Status.MAX_ITERS:
+            found.asked = "as the preset asks"
+        result = DenseResult(**{f.name: getattr(found, f.name) for f in fields(found)})
+        if self.tells and (note := unchanged_note(result)):
             warnings.warn(note, InputWarning, stacklevel=2)
         return result
 
@@ -430,32 +448,3 @@ def divided(options: Mapping[str, object], *, of_labels: bool = False) -> tuple[
     own |= signature(DenseCRF.from_labels).parameters.keys() if of_labels else set()
     build = {k: v for k, v in options.items() if k in own}
     return build, {k: v for k, v in options.items() if k not in own}
-
-
-def infer_dense(
-    crf: DenseCRF,
-    rule: str | Rule | type[Rule] = "fixed",
-    *,
-    init: str | ArrayLike | Result = "unary",
-    max_iters: int | str | None = "preset",
-    dtype: str = "float32",
-    **options: Any,
-) -> DenseResult:
-    """`DenseCRF.infer` without its warning, for callers that report what changed themselves."""
-    if not isinstance(init, str | Result) and np.shape(init) == crf.shape:
-        values, axis = np.asarray(to_host(init)), crf.labels_axis
-        init = (
-            mask_rows(values, crf.pixels)
-            if axis is None
-            else rows(values.reshape(crf.shape[len(crf.shape) - len(crf.pixels) - 1 :]), axis)
-        )
-    known = False
-    if isinstance(max_iters, str):
-        if max_iters != "preset":
-            raise InputError(f"max_iters={shown(max_iters)}, expected a number or 'preset'")
-        known = crf.max_iters is not None  # files of older versions don't say
-        max_iters = crf.max_iters if known else PUBLISHED_UPDATES
-    result = infer(crf, rule, init=init, max_iters=max_iters, dtype=dtype, **options)
-    if known and result.status is Status.MAX_ITERS:
-        result.asked = "as the preset asks"
-    return DenseResult(**{f.name: getattr(result, f.name) for f in fields(result)})

@@ -20,7 +20,7 @@ from proxfield.core.filters.points import PixelPoints
 from proxfield.core.terms.gaussian import Gaussian
 from proxfield.errors import InputError, shown
 from proxfield.images.axes import Axes, AxisReader
-from proxfield.images.densecrf import DenseCRF, infer_dense
+from proxfield.images.densecrf import DenseCRF
 from proxfield.images.inputs import CONFIDENCE, are_labels
 from proxfield.images.pixels import color_bandwidth, widths
 from proxfield.images.settings import DenseSettings
@@ -116,7 +116,15 @@ class TileWork:
         build["filter"] = choose(self.settings.filter, count)
         kept = held.note("decisions")
         if kept is None:
-            color = self._color(grid)
+            color = None  # standard deviations in the image's own units
+            if self.image is not None and self.settings.bilateral_weight != 0:
+                sigma, of = self.settings.bilateral_color, self.settings.color_range
+                ends = np.zeros((1, 1), dtype=np.uint8)
+                if of is not None and self.image.dtype != np.uint8:
+                    # what the values are says how far they reach: all have to be looked at
+                    parts = (self.read_image(grid.part(k).core) for k in range(len(grid)))
+                    ends = np.array([(x.min(), x.max()) for x in parts]).astype(self.image.dtype)
+                color = color_bandwidth(ends, sigma, of)
             blurs = self._blurs(grid, color) if build["filter"] == "lattice" else []
             kept = {"color": None if color is None else color.tolist(), "blurs": blurs}
             kept["certain"] = self._certain(grid)
@@ -137,18 +145,6 @@ class TileWork:
         if self.axes.mask and axis is not None:  # an axis of length 1
             parts, axis = (np.squeeze(part, self.axes.labels) for part in parts), None
         return are_labels(parts, axis, self.kind, bool(self.build.get("normalize", False)))
-
-    def _color(self, grid: TileGrid) -> Doubles | None:
-        """Standard deviations of colors in the image's own units."""
-        if self.image is None or self.settings.bilateral_weight == 0:
-            return None
-        sigma, of = self.settings.bilateral_color, self.settings.color_range
-        if of is None or self.image.dtype == np.uint8:
-            ends = np.zeros(1, dtype=np.uint8)
-        else:  # what the values are says how far they reach: all have to be looked at
-            parts = (self.read_image(grid.part(k).core) for k in range(len(grid)))
-            ends = np.array([(x.min(), x.max()) for x in parts]).astype(self.image.dtype)
-        return color_bandwidth(ends, sigma, of)
 
     def _blurs(self, grid: TileGrid, color: Doubles | None) -> list[str | None]:
         """The blur of each term's lattice, by the pixels that the whole image would look at."""
@@ -225,7 +221,8 @@ class TileWork:
                     term.build(drop_features=True)
                     term.operator.compact()
         return_freed_arrays()
-        result = infer_dense(crf, **self.run)  # `refine_tiles` counts the changes of all tiles
+        crf.tells = False  # `refine_tiles` counts the changes of all tiles
+        result = crf.infer(**self.run)
         if result.status.name == "INTERRUPTED":  # never pass for finished
             raise KeyboardInterrupt
         status = result.status.label

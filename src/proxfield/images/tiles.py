@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from proxfield.core.common.arrays import Array
-from proxfield.core.common.checks import whole_numbers
+from proxfield.core.common.checks import one_of, whole_numbers
 from proxfield.core.common.memory import return_freed_arrays
 from proxfield.core.common.records import Record
 from proxfield.core.jobs.running import Part, check_jobs, run_jobs, slots_of, threads_per_item
@@ -162,8 +162,7 @@ def refine_tiles(
         (4, [0, 0, 1])
     """
     start = time.perf_counter()
-    if kind not in INPUTS:
-        raise InputError(f"kind={shown(kind)}, expected one of: {', '.join(INPUTS)}")
+    one_of("kind", kind, INPUTS)
     if output not in OUTPUTS:
         raise InputError(f"output={shown(output)}, expected labels or probabilities")
     if dtype not in ("float32", "float16"):

@@ -190,8 +190,6 @@ class Trials:
         self.path = None if path is None else Path(path)
         self.measure = hashlib.blake2b(measure.key.encode(), digest_size=8).hexdigest()
         self.counts: dict[tuple[str, str], dict[int, Counts]] = {}
-        self.found = 0
-        """Number of trials that the file held."""
         if self.path is None:
             return
         if fresh:
@@ -218,7 +216,6 @@ class Trials:
                 ) from None
             if measure == self.measure:
                 self.counts[key] = counts
-                self.found += 1
         if lines[-1]:  # the next line must not continue the one that was cut off
             os.truncate(path, data.rindex(b"\n") + 1 if b"\n" in data else 0)
 

@@ -273,18 +273,13 @@ class GibbsChains:
 
     def counts(self) -> Doubles:
         """How often each entry of the tables occurs, the mean over chains.  # (n_entries,)"""
+        from proxfield.learn.kernels import count_labels
+
         out = np.zeros(self.structure.n_entries)
         for x in self.x:
-            add_counts(self.structure, x, 1.0 / len(self.x), out)
+            for f in self.structure.factors.values():
+                count_labels(f, x, 1.0 / len(self.x), out)
         return out
-
-
-def add_counts(structure: Structure, x: Ints, share: float, out: Doubles) -> None:
-    """Add ``share`` to the entry of each factor's table at a labelling of the free variables."""
-    from proxfield.learn.kernels import count_labels
-
-    for f in structure.factors.values():
-        count_labels(f, x, share, out)
 
 
 def _joined(parts: list[Array], dtype: type) -> Array:

@@ -34,7 +34,6 @@ from proxfield.learn.tied import (
 if TYPE_CHECKING:
     from proxfield.core.engines.torch.program import TiedEnergy
 
-Index = NDArray[np.int32]
 MAX_ENTRIES = 2**31 - 1
 """Entries of all tables together: bases have 32 bits."""
 
@@ -169,11 +168,6 @@ class Structure(Examples):
         return len(self.labels)
 
     @property
-    def n_instances(self) -> int:
-        """Number of instances."""
-        return len(self.ptr) - 1
-
-    @property
     def binary(self) -> bool:
         """Whether all variables have two labels and no factor has more than two free variables."""
         two = bool((np.diff(self.offsets) == 2).all())
@@ -186,7 +180,7 @@ class Structure(Examples):
         empty = np.zeros(0, dtype=np.int32)
         return Factors(
             np.zeros((0, k), dtype=np.int32), empty, empty.astype(np.int16),
-            np.zeros((1, k), dtype=np.int64), np.zeros(self.n_instances + 1, dtype=np.int64),
+            np.zeros((1, k), dtype=np.int64), np.zeros_like(self.ptr),
         )  # fmt: skip
 
     @cached_property
@@ -244,7 +238,7 @@ class _Collector:
     def __init__(self) -> None:
         self.shared: dict[tuple[object, ...], _Shared] = {}
         self.kinds: dict[tuple[int, ...], int] = {}
-        self.parts: dict[int, list[tuple[int, Index, Ints, int, _Shared]]] = {}
+        self.parts: dict[int, list[tuple[int, NDArray[np.int32], Ints, int, _Shared]]] = {}
         """Of factors of k free variables: instance, variables, bases, kind, tables."""
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.labels: list[Ints] = []

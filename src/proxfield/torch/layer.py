@@ -372,7 +372,16 @@ class DenseCRF(Module):  # type: ignore[misc]
         Returns:
             # (B, labels, *pixels)
         """
-        unary = self._unary(logits, probabilities, energies)
+        named = {"logits": logits, "probabilities": probabilities, "energies": energies}
+        given = {name: x for name, x in named.items() if x is not None}
+        if len(given) != 1:
+            raise InputError("expected logits, probabilities or energies, one of them")
+        for name, x in given.items():
+            check_maps(x, name, self.n_labels, self.dimensions)
+            if name == "logits":
+                unary = -x
+            else:
+                unary = x if name == "energies" else -x.clamp(min=self.clip).log()
         pixels = unary.shape[2:]
         table = rows(unary.to(working_dtype(unary.dtype)))  # (B, n, labels)
         features = [f.contiguous() for f in self.features(image, embeddings, pixels, table)]
@@ -400,19 +409,6 @@ class DenseCRF(Module):  # type: ignore[misc]
             theta = theta.masked_fill(theta == -math.inf, LOG_ZERO)
         # contiguous: PyTorch's losses for maps insist on it
         return theta.transpose(1, 2).unflatten(2, pixels).contiguous()
-
-    def _unary(
-        self, logits: Tensor | None, probabilities: Tensor | None, energies: Tensor | None
-    ) -> Tensor:
-        named = {"logits": logits, "probabilities": probabilities, "energies": energies}
-        given = {name: x for name, x in named.items() if x is not None}
-        if len(given) != 1:
-            raise InputError("expected logits, probabilities or energies, one of them")
-        for name, x in given.items():
-            check_maps(x, name, self.n_labels, self.dimensions)
-        if logits is not None:
-            return -logits
-        return energies if probabilities is None else -probabilities.clamp(min=self.clip).log()
 
 
 def _lengths(logs: Tensor, unit: float = 1.0) -> float | list[float]:

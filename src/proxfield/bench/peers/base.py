@@ -68,10 +68,10 @@ class Peer:
         name: What tables call it.
         tasks: What it can be asked for.
         method: What it does, in a few words.
-        prepare: Builds the tool's own model of a `Field` (of a `NoisyScene` for `Question.DENSE`)
-            and returns a function that runs the inference. Takes one of ``tasks``, the problem,
-            and a time budget in seconds for tools that can use one. Raises UnsupportedError if the
-            tool can't do this model.
+        prepare: Builds the tool's own model of a `FactorGraph` (of a `Field` for what proxfield
+            brings along, of a `NoisyScene` for `Question.DENSE`) and returns a function that runs
+            the inference. Takes one of ``tasks``, the problem, and a time budget in seconds for
+            tools that can use one. Raises UnsupportedError if the tool can't do this model.
         package: Its distribution on the package index; None for what proxfield brings along.
         module: The module whose presence tells that it is installed.
         install: The command that installs it, where the extra ``peers`` doesn't.

@@ -19,6 +19,7 @@ import numpy as np
 import psutil
 
 from proxfield.bench.peers.base import Answer, LogZKind, Peer, Question
+from proxfield.bench.peers.graph import factor_graph
 from proxfield.bench.peers.problems import VOID, NoisyScene, best_energy, exact_labels
 from proxfield.bench.suites import Instance, Reference
 from proxfield.core.common.records import Record
@@ -95,7 +96,8 @@ def answer(
         warnings.simplefilter("ignore")
         try:
             begun = time.process_time()
-            run = peer.prepare(task, problem, budget)
+            tabular = peer.package is not None and task is not Question.DENSE
+            run = peer.prepare(task, factor_graph(problem) if tabular else problem, budget)
             built = time.process_time() - begun
             if peer.compiles:
                 run()

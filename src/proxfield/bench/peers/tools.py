@@ -8,17 +8,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from proxfield.bench.peers.base import Answer, LogZKind, Question, Run
-from proxfield.bench.peers.graph import Factor, FactorGraph, factor_graph
+from proxfield.bench.peers.graph import Factor, FactorGraph
 from proxfield.bench.peers.problems import SETTINGS, UPDATES, NoisyScene
 from proxfield.errors import UnsupportedError
-
-if TYPE_CHECKING:
-    from proxfield.field import Field
 
 # ---- pyGMs ----
 
@@ -52,7 +49,7 @@ def gms_model(graph: FactorGraph) -> tuple[Any, list[Any], float]:
 
 
 def gms_messages(
-    task: Question, field: Field, budget: float, *, function: str, kind: LogZKind
+    task: Question, graph: FactorGraph, budget: float, *, function: str, kind: LogZKind
 ) -> Run:
     """A function of pyGMs that iterates and returns log Z and a belief per variable.
 
@@ -61,7 +58,6 @@ def gms_messages(
     """
     from pygms import messagepass
 
-    graph = factor_graph(field)
     model, _, lacking = gms_model(graph)
 
     def run() -> Answer:
@@ -72,11 +68,11 @@ def gms_messages(
     return run
 
 
-def mini_buckets(task: Question, field: Field, budget: float) -> Run:
+def mini_buckets(task: Question, graph: FactorGraph, budget: float) -> Run:
     """Weighted mini-buckets of pyGMs: an upper bound on log Z."""
     from pygms.wmb import WMB
 
-    model, _, lacking = gms_model(factor_graph(field))
+    model, _, lacking = gms_model(graph)
 
     def run() -> Answer:
         buckets = WMB(model, iBound=CLIQUE_SIZE, weights="sum+")
@@ -89,12 +85,11 @@ def mini_buckets(task: Question, field: Field, budget: float) -> Run:
     return run
 
 
-def junction_tree(task: Question, field: Field, budget: float) -> Run:
+def junction_tree(task: Question, graph: FactorGraph, budget: float) -> Run:
     """The junction tree of pyGMs: exact, where the treewidth is small."""
     import pygms
     from pygms.wmb import JTree
 
-    graph = factor_graph(field)
     model, variables, lacking = gms_model(graph)
     wanted = [pygms.VarSet([v]) for v in variables]
 
@@ -118,12 +113,11 @@ BP_FORBIDDEN = -1000.0
 """The log weight of impossible configurations: the tool takes finite ones."""
 
 
-def pgmax(task: Question, field: Field, budget: float) -> Run:
+def pgmax(task: Question, graph: FactorGraph, budget: float) -> Run:
     """Belief propagation in JAX: sum-product for marginals, max-product for labellings."""
     import jax
     from pgmax import fgraph, fgroup, infer, vgroup
 
-    graph = factor_graph(field)
     variables = vgroup.NDVarArray(num_states=np.array(graph.cardinalities), shape=(graph.n_vars,))
     whole = fgraph.FactorGraph(variable_groups=variables)
     alike: dict[tuple[int, ...], list[Factor]] = defaultdict(list)
@@ -161,7 +155,7 @@ def pgmax(task: Question, field: Field, budget: float) -> Run:
     return run
 
 
-def pgmpy(task: Question, field: Field, budget: float) -> Run:
+def pgmpy(task: Question, graph: FactorGraph, budget: float) -> Run:
     """Variable elimination, which is exact; results of Markov networks come unnormalized.
 
     Its belief propagation on a junction tree compares beliefs with an absolute tolerance of 1e-8,
@@ -172,7 +166,6 @@ def pgmpy(task: Question, field: Field, budget: float) -> Run:
     from pgmpy.inference import VariableElimination
     from pgmpy.models import DiscreteMarkovNetwork
 
-    graph = factor_graph(field)
     model = DiscreteMarkovNetwork()
     model.add_nodes_from(range(graph.n_vars))
     for scope, _ in graph.larger():
@@ -194,11 +187,10 @@ def pgmpy(task: Question, field: Field, budget: float) -> Run:
     return run
 
 
-def pyagrum(task: Question, field: Field, budget: float) -> Run:
+def pyagrum(task: Question, graph: FactorGraph, budget: float) -> Run:
     """Exact marginals by Shafer-Shenoy propagation in a junction tree, in C++."""
     import pyagrum as agrum
 
-    graph = factor_graph(field)
     model = agrum.MarkovRandomField()
     names = [f"v{v}" for v in range(graph.n_vars)]
     for name, size in zip(names, graph.cardinalities, strict=True):
@@ -253,11 +245,10 @@ def binary_quadratic(graph: FactorGraph) -> Any:
     return model
 
 
-def dwave(task: Question, field: Field, budget: float, *, annealing: bool = False) -> Run:
+def dwave(task: Question, graph: FactorGraph, budget: float, *, annealing: bool = False) -> Run:
     """Tree decomposition, exact where the treewidth is small; or simulated annealing."""
     from dwave import samplers
 
-    graph = factor_graph(field)
     model = binary_quadratic(graph)
 
     def run() -> Answer:
@@ -286,11 +277,10 @@ COST_FORBIDDEN = 1e6
 """The cost of impossible configurations."""
 
 
-def maxflow(task: Question, field: Field, budget: float) -> Run:
+def maxflow(task: Question, graph: FactorGraph, budget: float) -> Run:
     """Graph cuts, exact for binary pairwise models in which neighbors attract."""
     import maxflow as tool
 
-    graph = factor_graph(field)
     binary_pairs(graph)
     ones = np.array([np.subtract(*graph.unary(v)[::-1]) for v in range(graph.n_vars)])
     pairs = []
@@ -317,11 +307,10 @@ def maxflow(task: Question, field: Field, budget: float) -> Run:
     return run
 
 
-def toulbar2(task: Question, field: Field, budget: float) -> Run:
+def toulbar2(task: Question, graph: FactorGraph, budget: float) -> Run:
     """Branch and bound with a time limit, which proves labellings optimal."""
     import pytoulbar2
 
-    graph = factor_graph(field)
     limit = max(1, math.ceil(budget))
 
     def run() -> Answer:  # a model can be solved only once, so building it counts
