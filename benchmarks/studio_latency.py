@@ -19,8 +19,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 
-from proxfield.bench.machine import memory_gib, processor
+from proxfield.bench.machine import processor
 from proxfield.studio.inputs import StudioInputs
 from proxfield.studio.outputs import label_png
 from proxfield.studio.session import StudioJob, StudioSession, warm_up
@@ -121,7 +122,7 @@ def main() -> None:
     ]
     data = {
         "processor": processor(),
-        "memory_gib": memory_gib(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "cores": os.cpu_count(),
         "load_before": round(load, 2),
         "load_after": round(os.getloadavg()[0], 2),

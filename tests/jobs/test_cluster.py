@@ -30,8 +30,8 @@ from jobs_cases import (
 
 import proxfield as pf
 from proxfield.cli.main import cli
-from proxfield.core.jobs.running import ClusterError, LostWorkerError, open_workers, run_jobs
 from proxfield.core.jobs.processes import DaskWorkers, Ticket, connected, on_worker
+from proxfield.core.jobs.running import ClusterError, LostWorkerError, open_workers, run_jobs
 from proxfield.errors import InputError
 from proxfield.generate import grid
 

@@ -31,6 +31,7 @@ from jobs_cases import (
 )
 
 import proxfield as pf
+from proxfield.core.jobs.processes import Processes
 from proxfield.core.jobs.running import (
     ClusterError,
     LostWorkerError,
@@ -42,7 +43,6 @@ from proxfield.core.jobs.running import (
     slots_of,
     threads_per_item,
 )
-from proxfield.core.jobs.processes import Processes
 from proxfield.errors import InputError, ProxfieldError
 from proxfield.generate import grid
 

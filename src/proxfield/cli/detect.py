@@ -37,8 +37,14 @@ from proxfield.cli.shared import print_json, print_pairs, refuse
 from proxfield.core.common.arrays import Doubles
 from proxfield.core.common.interrupts import raised_again
 from proxfield.core.common.records import Record
-from proxfield.core.jobs.running import ClusterError, LostWorkerError, import_joblib, open_workers, share_of
 from proxfield.core.jobs.processes import connected
+from proxfield.core.jobs.running import (
+    ClusterError,
+    LostWorkerError,
+    import_joblib,
+    open_workers,
+    share_of,
+)
 from proxfield.core.solve.rules.base import Rule
 from proxfield.errors import InputError, ProxfieldError
 from proxfield.io.boxes import MIN_SCORE

@@ -34,8 +34,8 @@ from proxfield.cli.shared import (
 from proxfield.core.common.arrays import Pixels
 from proxfield.core.common.interrupts import raised_again
 from proxfield.core.common.records import Record
-from proxfield.core.jobs.running import ClusterError, LostWorkerError
 from proxfield.core.jobs.processes import connected
+from proxfield.core.jobs.running import ClusterError, LostWorkerError
 from proxfield.errors import InputError
 from proxfield.images import tune as search
 from proxfield.images.cooccurrence import CooccurrenceStatistics, find_label_maps

@@ -30,8 +30,8 @@ from proxfield.cli.running import Ending, check_device, check_limits, in_options
 from proxfield.cli.shared import print_json, print_pairs
 from proxfield.core.common.interrupts import raised_again
 from proxfield.core.common.records import Record
-from proxfield.core.jobs.running import share_of
 from proxfield.core.jobs.processes import connected
+from proxfield.core.jobs.running import share_of
 from proxfield.errors import InputError
 from proxfield.images.cooccurrence import CooccurrenceStatistics
 from proxfield.images.inputs import CONFIDENCE

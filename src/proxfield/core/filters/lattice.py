@@ -183,9 +183,8 @@ class Separable:
         planes, there = spare[:groups], spare[groups : 2 * groups]
         spare[:, self.n_vertices] = 0.0  # what a missing neighbor holds
         kernels.collect(own.start, own.member, rows, planes)
-        together = (
-            groups if spare.nbytes <= kernels.CACHE_BYTES else 1
-        )  # else one by one, to stay in cache
+        cached = spare.nbytes <= kernels.CACHE_BYTES  # else one by one
+        together = groups if cached else 1
         for p in range(0, groups, together):
             some = slice(p, p + together)
             main, other = planes[some].reshape(-1), there[some].reshape(-1)
@@ -351,9 +350,8 @@ class LatticeFilter(HostPlan):
             rows = np.empty(self.n_rows, dtype=values.dtype)
             spare = np.empty((2, self.n_vertices + 1), dtype=values.dtype)
             kernels.splat_one(self.points, values.reshape(-1), rows)
-            blurred = self.blur_one(
-                rows, spare[0], spare[1], self.n_vertices < kernels.FEW_VERTICES
-            )
+            few = self.n_vertices < kernels.FEW_VERTICES
+            blurred = self.blur_one(rows, spare[0], spare[1], few)
             out = np.empty_like(values)
             kernels.slice_one(self.points, self.own.vertex, blurred, out.reshape(-1))
             return out

@@ -23,8 +23,21 @@ SUM_TOLERANCE = 1e-3
 """How far the sum of probabilities may be from 1: float16 rounds them."""
 
 
+class Linear(Term):
+    """A term whose energy is linear in q: no variable sees another."""
+
+    def curvature(self, layout: Layout) -> Floats:
+        return np.zeros(layout.n_vars)
+
+    def lipschitz(self, layout: Layout) -> float:
+        return 0.0
+
+    def neighbors(self, layout: Layout) -> Ints:
+        return np.zeros((0, 2), dtype=np.int64)
+
+
 @dataclass(frozen=True, eq=False)
-class Constant(Term):
+class Constant(Linear):
     """An energy that every labelling pays (a factor over no variable).
 
     Args:
@@ -51,15 +64,6 @@ class Constant(Term):
     def add_gradient(self, layout: Layout, q: Floats, out: Floats) -> None:
         pass
 
-    def curvature(self, layout: Layout) -> Floats:
-        return np.zeros(layout.n_vars)
-
-    def lipschitz(self, layout: Layout) -> float:
-        return 0.0
-
-    def neighbors(self, layout: Layout) -> Ints:
-        return np.zeros((0, 2), dtype=np.int64)
-
     def lower(self, layout: Layout, builder: Builder) -> None:
         builder.add_constant(self.value)
 
@@ -68,7 +72,7 @@ class Constant(Term):
 
 
 @dataclass(frozen=True, eq=False)
-class Unary(Term):
+class Unary(Linear):
     """One energy per variable and label.
 
     Args:
@@ -138,15 +142,6 @@ class Unary(Term):
     def energy(self, layout: Layout, q: Floats) -> float:
         at = layout.entries(self.variables, self.energies.shape[1])
         return base.expectation(q[at], self.energies)
-
-    def curvature(self, layout: Layout) -> Floats:
-        return np.zeros(layout.n_vars)
-
-    def lipschitz(self, layout: Layout) -> float:
-        return 0.0
-
-    def neighbors(self, layout: Layout) -> Ints:
-        return np.zeros((0, 2), dtype=np.int64)
 
     def lower(self, layout: Layout, builder: Builder) -> None:
         if self._covers(layout):
