@@ -291,7 +291,7 @@ def test_registered_terms_are_saved(path: Path, kinds: Registry[type[pf.Term]]) 
     assert again.terms[2].more.tolist() == [0, 1, 2]
     assert again.energy([0, 1, 0]) == field.energy([0, 1, 0])
     assert field != pf.Field(3, 2, [Hooked(0.3), *terms[1:]])
-    del kinds.known["hooked"]
+    del kinds.data["hooked"]
     with pytest.raises(pf.InputError, match=r"kind 'hooked' isn't known; import what registers"):
         pf.Field.load(path)
 
