@@ -53,14 +53,16 @@ nitpick_ignore_regex = [
     ("py:.*", r"(?!proxfield\b).*"),  # types of numpy, of torch, of the standard library
     ("py:class", r"proxfield\..*\.(_\w+|[MT])"),  # private base classes, type variables
 ]
-nitpick_ignore = [  # internal types of public attributes
+nitpick_ignore = [  # internal types of public attributes, and internal bases
     ("py:class", "proxfield.core.engines.base.Program"),
     ("py:class", "proxfield.core.filters.operator.Operator"),
     ("py:class", "proxfield.core.filters.plan.Plan"),
     ("py:class", "proxfield.core.filters.points.PixelPoints"),
     ("py:class", "proxfield.core.engines.recorded.Factors"),
     ("py:class", "proxfield.core.engines.torch.program.TiedEnergy"),
+    ("py:class", "proxfield.core.solve.rules.portfolio.RunsOthers"),
     ("py:class", "proxfield.core.terms.grid.Shift"),
+    ("py:class", "proxfield.core.terms.unary.Linear"),
     ("py:class", "proxfield.core.lowering.lowered.Lowered"),
     ("py:class", "proxfield.distributed.cut.Cut"),
     ("py:class", "proxfield.distributed.partition.Whole"),
