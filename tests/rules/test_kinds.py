@@ -131,13 +131,13 @@ ADDITIONS = {
         (
             "    raise NotImplementedError(kind)\n",
             """\
-    if kind == Kind.EXAMPLE_AHEAD:
+    if kind == plans.Kind.EXAMPLE_AHEAD:
         s.u = g1 * s.u + (1 - g1) * residual
         return theta - step * (g1 * s.u + (1 - g1) * residual)
-    if kind == Kind.EXAMPLE_MEAN:
+    if kind == plans.Kind.EXAMPLE_MEAN:
         s.u = g1 * s.u + (1 - g1) * target
         return s.u
-    if kind == Kind.EXAMPLE_BOUNDED:
+    if kind == plans.Kind.EXAMPLE_BOUNDED:
         residual = center(residual)
         s.u = g1 * s.u + (1 - g1) * residual
         return theta - step * s.u / (1 + s.u**2)
