@@ -59,7 +59,7 @@ def test_energies_are_summed_in_what_a_device_has(monkeypatch: pytest.MonkeyPatc
     field = fields()[1]
     exact = field.free_energy(pf.infer(field, "fixed", kernels="torch").marginals)
     monkeypatch.setattr(energy, "sum_type", lambda device: torch.float32)
-    made = program.compile_torch(field.lower(), "float32")
+    made = program.TorchProgram(field.lower(), "float32")
     q = pf.infer(field, "fixed", kernels="torch").q
     state = made.start(q)
     assert made._free_energy(state.arrays.q).dtype == torch.float32
