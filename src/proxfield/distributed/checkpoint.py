@@ -22,7 +22,7 @@ from proxfield.core.engines.base import State
 from proxfield.distributed.transport import Transport, fail_together
 from proxfield.errors import InputError, UnsupportedError
 
-FORMAT = 1
+FORMAT = 2
 
 
 SLOT = ("buffers", "spins", "board", "numbers", "u", "v")

@@ -370,7 +370,7 @@ def run_threads(size: int, function: Callable[[Transport], T], timeout: float = 
             rank.close()  # the others see it
             raise
 
-    with ThreadPoolExecutor(size) as pool:
+    with ThreadPoolExecutor(max(1, size)) as pool:
         found = [pool.submit(work, rank) for rank in ranks]
     for rank in ranks:
         rank.close()

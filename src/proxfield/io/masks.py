@@ -284,7 +284,8 @@ def find_frames(pattern: Target, camera: str | int) -> list[int]:
     number = re.compile("([0-9]{1,18})".join(map(re.escape, parts)))
     top = Path(text).anchor
     out = set()
-    for path in Path(top).glob("*".join(map(glob.escape, parts))[len(top) :]):
+    wild = re.sub(r"\*{2,}", "*", "*".join(map(glob.escape, parts)))
+    for path in Path(top).glob(wild[len(top) :]):
         found = number.fullmatch(str(path))
         # other digits, or other numbers in the other places: not the file of this frame
         if found and str(path) == fill(text, camera=camera, frame=int(found[1])) and path.is_file():

@@ -327,14 +327,15 @@ def fit_marginals(
         if weaken and any(start[name].any() for name in names):
             # pseudo-likelihood may find interactions that are much too strong for mean field; there
             # the marginals are certain, often wrong, and no small change of parameters matters
-            given, least = start, np.inf
+            best, least = start, np.inf
             with stoppable():
                 for factor in FACTORS:
-                    tried = {k: factor * v if k in names else v for k, v in given.items()}
+                    tried = {k: factor * v if k in names else v for k, v in start.items()}
                     value = objective(tried)[0]
                     value += 0.5 * l2 * sum(float((v * v).sum()) for v in tried.values())
                     if value < least:
-                        start, least = tried, value
+                        best, least = tried, value
+                start = best
         if interrupted():
             return start
         return minimize(

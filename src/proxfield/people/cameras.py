@@ -409,7 +409,7 @@ def _checked(name: str, c: Record, size: tuple[int, int] | None, unit: str | Non
     def refuse(message: str) -> InputError:
         return InputError(f"camera {name}: {message}")
 
-    own = c.pop("size")
+    own = c["size"]
     if size is not None and own is not None and tuple(size) != own:
         raise refuse(
             f"the calibration is for images of {own[0]}×{own[1]} pixels, not {size[0]}×{size[1]}"
@@ -439,4 +439,4 @@ def _checked(name: str, c: Record, size: tuple[int, int] | None, unit: str | Non
         raise refuse(f"{lens.size} distortion coefficients, expected 4, 5, 8, 12 or 14")
     if both is None:
         raise refuse("the calibration doesn't say the size of images; give it")
-    return Camera(width=both[0], height=both[1], **c, name=name)
+    return Camera(both[0], both[1], k, r, c["translation"], lens, name)

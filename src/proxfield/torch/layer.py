@@ -48,12 +48,6 @@ DENSE_OPTIONS = (
     *("adjoint_tol", "adjoint_max_iters", "check"),
 )
 """Attributes of the layer that `dense_energies` takes."""
-RENAMED = {
-    "labels": "n_labels",
-    "iterations": "max_iters",
-    "adjoint_iterations": "adjoint_max_iters",
-}
-"""Present names of arguments by their former names."""
 
 
 class DenseCRF(Module):  # type: ignore[misc]
@@ -161,7 +155,8 @@ class DenseCRF(Module):  # type: ignore[misc]
         **options: Unpack[GivenSettings],
     ) -> None:
         unknown = {k: v for k, v in options.items() if k not in GivenSettings.__optional_keys__}
-        refuse_keywords("torch.DenseCRF", unknown, RENAMED)
+        former = {f"{x}iterations": f"{x}max_iters" for x in ("", "adjoint_")}
+        refuse_keywords("torch.DenseCRF", unknown, {"labels": "n_labels", **former})
         need_torch()
         super().__init__()
         chosen = DenseSettings.chosen({"preset": preset, **options}, color_range=1.0)

@@ -174,6 +174,7 @@ class Pause(Outermost):
 
     def __init__(self) -> None:
         super().__init__(self.pause, self.go_on)
+        self.was_on = False
 
     def pause(self, _: Event) -> None:
         self.was_on = gc.isenabled()
@@ -181,6 +182,7 @@ class Pause(Outermost):
 
     def go_on(self) -> None:
         if self.was_on:
+            self.was_on = False
             gc.enable()
 
 

@@ -6,7 +6,7 @@ missing fail here, at import, and plain loops (`simd_loops`) serve instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from inspect import Parameter, Signature
 from typing import Any, TypeAlias
 
@@ -363,17 +363,15 @@ def _spots(x: Lanes, groups: int, offset: Value) -> list[Value]:
 
 def _summed(
     x: Lanes, spots: list[Value], count: int, row: Callable[[Value], Callable[[Value], Value]]
-) -> Iterator[tuple[Value, Value]]:
-    """Spots with Σ_k ``row(k)(spot)`` over k below argument ``count``, in registers, times the last
-    argument."""
+) -> list[Value]:
+    """Σ_k ``row(k)(spot)`` over k below argument ``count``, in registers."""
     b = x.builder
     sums = [alloca_once_value(b, x.constant(0.0)) for _ in spots]
     with for_range(b, x.args[count]) as loop:
         numbers = row(loop.index)
         for spot, so_far in zip(spots, sums, strict=True):
             b.store(x.add(b.load(so_far), numbers(spot)), so_far)
-    seen, factor = [b.load(so_far) for so_far in sums], x.spread(x.args[-1])
-    return ((spot, x.multiply(factor, value)) for spot, value in zip(spots, seen, strict=True))
+    return [b.load(so_far) for so_far in sums]
 
 
 @written(ARRAY, INDEX, ARRAY, INDEX, ARRAY, ARRAY, INDEX, INDEX, INDEX, NUMBER)
@@ -385,9 +383,11 @@ def gather_row(x: Lanes) -> None:
         return lambda spot: x.multiply(w, x.load(2, x.builder.add(start, spot)))
 
     def body(groups: int, offset: Value) -> None:
-        for spot, value in _summed(x, _spots(x, groups, offset), 7, corner):
+        spots = _spots(x, groups, offset)
+        seen, factor = _summed(x, spots, 7, corner), x.spread(x.args[9])
+        for spot, value in zip(spots, seen, strict=True):
             here = x.plus(1, spot)
-            x.store(x.add(x.load(0, here), value), 0, here)
+            x.store(x.add(x.load(0, here), x.multiply(factor, value)), 0, here)
 
     _by_groups(x, 3, body)
 
@@ -402,8 +402,10 @@ def sum_listed(x: Lanes) -> None:
         return lambda spot: x.load(2, b.add(start, spot))
 
     def body(groups: int, offset: Value) -> None:
-        for spot, value in _summed(x, _spots(x, groups, offset), 6, listed):
-            x.store(value, 0, x.plus(1, spot))
+        spots = _spots(x, groups, offset)
+        seen, factor = _summed(x, spots, 6, listed), x.spread(x.args[7])
+        for spot, value in zip(spots, seen, strict=True):
+            x.store(x.multiply(factor, value), 0, x.plus(1, spot))
 
     _by_groups(x, 3, body)
 

@@ -183,8 +183,7 @@ class Separable:
         planes, there = spare[:groups], spare[groups : 2 * groups]
         spare[:, self.n_vertices] = 0.0  # what a missing neighbor holds
         kernels.collect(own.start, own.member, rows, planes)
-        cached = spare.nbytes <= kernels.CACHE_BYTES  # else one by one
-        together = groups if cached else 1
+        together = groups if spare.nbytes <= kernels.CACHE_BYTES else 1  # or one by one
         for p in range(0, groups, together):
             some = slice(p, p + together)
             main, other = planes[some].reshape(-1), there[some].reshape(-1)

@@ -1,8 +1,4 @@
-"""Many items, one function: in this process, in others, or on a cluster.
-
-`run_jobs` is the one place for this. It respects ``joblib.parallel_config``; without that, several
-jobs are processes of loky.
-"""
+"""Many items, one function: in this process, in others, or on a cluster."""
 
 from proxfield.core.jobs.running import (
     ClusterError,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from operator import index
@@ -141,9 +142,10 @@ def listed(names: Iterable[str], longest: int = LONGEST_LIST) -> str:
 
 
 def _list(values: Any, what: str) -> list[Any]:
-    if isinstance(values, str | bytes) or not hasattr(values, "__iter__"):
-        raise InputError(f"{what}={shown(values)}, expected a list of names")
-    return list(values)
+    with suppress(TypeError):
+        if not isinstance(values, str | bytes):
+            return list(values)
+    raise InputError(f"{what}={shown(values)}, expected a list of names")
 
 
 def _texts(values: Any, what: str) -> tuple[str, ...]:

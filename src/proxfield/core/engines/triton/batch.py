@@ -473,15 +473,16 @@ class BatchProgram(Batch[Update, BatchState]):
             pack = self.pack
             if isinstance(pack, GeneralTensors) and form == pack.form and not pack.coupled:
                 # the same program: no coupling was rounded to float32
-                self._exact = out = copy.copy(self)
+                out = copy.copy(self)
                 out.__dict__.pop("unfused", None)
                 out.dtype, out.tensors = "float64", device_pack.Tensors("float64", self.device)
                 out.pack = pack.retyped(out.tensors)
                 out._pool, out._slots, out._exact = [], WeakSet(), None
             else:
-                self._exact = BatchProgram(self.joined.lowereds, "float64", self.device, form)
-            self._exact.terms = self._make_terms("float64") if self._make_terms else []
-            self._exact.set_unary(self.unary)
+                out = BatchProgram(self.joined.lowereds, "float64", self.device, form)
+            out.terms = self._make_terms("float64") if self._make_terms else []
+            out.set_unary(self.unary)
+            self._exact = out  # once it is complete
         return self._exact
 
     def look(self, q: Tensor) -> tuple[Tensor, Tensor]:

@@ -244,7 +244,7 @@ def drawn_label(p, total, u, mine, L: constexpr):
 
 @jit
 def moved_label(p, total, u, held, mine, L: constexpr):
-    """A Metropolis move of each variable, as `general_moves.move_label` makes it.  # (BV,)
+    """A Metropolis move of each variable, as `general_chains.move_label` makes it.  # (BV,)
 
     ``p`` are weights that add up to ``total``, ``held`` is true at the label so far.
     """
