@@ -44,6 +44,7 @@ def test_plain_json(save: Callable[[object], Path]) -> None:
     assert a.center == pytest.approx([1, -6, 2])
     assert b.distortion is None and a.distortion is not None and a.distortion[0] == 0.1
     assert load_cameras(path, names=["a"])[0].name == "a"
+    assert [c.name for c in load_cameras(path, size=(640, 480), names=["a", "a"])] == ["a", "a"]
     assert load_cameras(path, size=(640, 480))[0].width == 640
 
 
